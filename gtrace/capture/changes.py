@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gtrace.capture.layout import Found, RowLayout
 from gtrace.capture.writer import Row
 from gtrace.torch_hooks.gradients import LOCAL, REDUCED, as_real_dense, given_gradient
 from gtrace.torch_hooks.naming import is_sharded, local_part
@@ -18,12 +17,12 @@ from gtrace.torch_hooks.processes import process_place
 from gtrace.torch_hooks.steps import Rounds, parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
 
-    from gtrace.capture.layout import Slot
+    from gtrace.capture.layout import Found, RowLayout, Slot
     from gtrace.capture.options import CaptureOptions
     from gtrace.torch_hooks.hooks import OptimizerStep
 
@@ -88,10 +87,6 @@ class Changes:
     def tensors(self) -> dict[str, int]:
         """Kind -> number of distinct tensors so far."""
         return {kind: sum(one.tensors for (_, k), one in self.layouts.items() if k == kind) for kind in self.kinds}
-
-    def kept(self) -> Iterator[tuple[str, RowLayout]]:
-        """Kinds with their layouts."""
-        return ((kind, layout) for (_, kind), layout in self.layouts.items())
 
     def begins(self, stream: int, step: int) -> bool:
         """Whether an outer gradient can begin at this step, because its first one was left out."""
@@ -164,7 +159,7 @@ class Changes:
             gradient = given_gradient(parameter) if rounds is None else rounds.gradient(parameter)
             if parameter.requires_grad and (every or gradient is not None):
                 weight = parameter if rounds is None else rounds.weight(parameter)
-                found.append(Found(parameter, local_part(weight.detach()), self._stage(parameter, step.stream)))
+                found.append((parameter, local_part(weight.detach()), self._stage(parameter, step.stream)))
         return found
 
     def _momenta(self, optimizer: Optimizer | Rounds, stream: int) -> list[Found]:
@@ -176,7 +171,7 @@ class Changes:
                 own = state.get(parameter, {}) if parameter in state else {}
                 mean = next((own[name] for name in _BUFFERS if isinstance(own.get(name), torch.Tensor)), None)
                 if mean is not None:
-                    found.append(Found(parameter, local_part(mean.detach()), self._stage(parameter, stream)))
+                    found.append((parameter, local_part(mean.detach()), self._stage(parameter, stream)))
         return found
 
     def _stage(self, parameter: torch.Tensor, stream: int) -> str:

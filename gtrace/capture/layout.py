@@ -6,7 +6,7 @@ import math
 import operator
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from gtrace.torch_hooks.naming import ParameterName
     from gtrace.torch_hooks.steps import Rounds
 
+    #: what a row is to hold of a parameter: it, this process's part of a tensor, and its stage
+    Found: TypeAlias = tuple[torch.Tensor, torch.Tensor, str]
+    #: Adam's running mean of squared gradients of one parameter, and what turns it into the step's divisor
+    MomentsOf: TypeAlias = tuple[torch.Tensor, float, float, float]
 
 _GRADIENT, _KIND = operator.attrgetter("grad"), operator.attrgetter("dtype", "layout", "is_cpu")
 _CONTIGUOUS, _NEGATIVE = operator.methodcaller("is_contiguous"), operator.methodcaller("is_neg")
@@ -50,14 +54,6 @@ class Slot:
     module_type: str = ""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
-
-
-class Found(NamedTuple):
-    """What a row is to hold of a parameter: this process's part of a tensor, and its stage."""
-
-    parameter: torch.Tensor
-    tensor: torch.Tensor
-    stage: str
 
 
 def shape_and_type(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
@@ -146,7 +142,7 @@ class RowLayout:
                 gradient, stage = main_gradient(parameter)
             if gradient is not None:
                 own = gradient if type(gradient) is torch.Tensor else local_part(gradient)
-                found.append(Found(parameter, own, stage))
+                found.append((parameter, own, stage))
         slots, tensors, parameters = self.place(step.optimizer, found)
         self._plain = None
         if tensors and len(tensors) == len(given) and all(map(operator.is_, tensors, given)):
@@ -221,24 +217,13 @@ def second_moments(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Ten
     return _as_numbers([None if mean is None else mean.sum(dtype=torch.float64) for mean in means])
 
 
-class MomentsOf(NamedTuple):
-    """Adam's running mean of squared gradients of one parameter, and what turns it into the step's divisor.
-
-    Attributes:
-        mean: ``exp_avg_sq`` as it is, real and strided.
-        done: steps that the optimizer has done with this parameter; NaN if it does not say.
-        decay: decay of the mean.
-        eps: added to its root.
-    """
-
-    mean: torch.Tensor
-    done: float
-    decay: float
-    eps: float
-
-
 def moments_of(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Tensor]) -> list[MomentsOf | None]:
-    """The inputs of :func:`second_moments`, None if there is none (yet) of the parameter's own shape."""
+    """The inputs of :func:`second_moments`, None if there is none (yet) of the parameter's own shape.
+
+    Returns:
+        for each parameter ``exp_avg_sq`` as it is, real and strided; the steps that the optimizer has done with it, NaN
+        if it does not say; the decay of the mean; and eps, which is added to its root.
+    """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     state = getattr(optimizer, "state", {})
     found: list[MomentsOf | None] = []
@@ -252,7 +237,7 @@ def moments_of(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Tensor]
             continue
         group = groups[id(parameter)]
         betas = group.get("betas", (0.0, 1.0))
-        found.append(MomentsOf(as_real_dense(mean), done, float(betas[1]), float(group.get("eps", 0.0))))
+        found.append((as_real_dense(mean), done, float(betas[1]), float(group.get("eps", 0.0))))
     return found
 
 

@@ -393,8 +393,7 @@ def _fits(room: torch.Tensor, values: torch.Tensor) -> bool:
 def numbers_of(values: Sequence[torch.Tensor]) -> list[float]:
     """The values of tensors with one element. It waits once for each device: separate transfers take longer."""
     out = [0.0] * len(values)
-    devices = {value.device for value in values}
-    for device in devices:
+    for device in {value.device for value in values}:
         places = [place for place, value in enumerate(values) if value.device == device]
         for place, number in zip(places, torch.stack([values[p] for p in places]).tolist(), strict=True):
             out[place] = number

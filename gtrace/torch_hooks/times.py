@@ -156,21 +156,18 @@ class StepClock:
         about = {"step": step, "steps": len(found), "recorded": recorded}
         if backward > 0:
             about |= {"backward": backward, "after_backward": after}
-        return about | (self.exchange or self._sharded(self._exchanges[recorded]))
+        if self.exchange or not self._exchanges[recorded]:
+            return about | self.exchange
+        seconds, outside, waited = zip(*self._exchanges[recorded], strict=True)
+        communication = statistics.median(seconds)
+        about |= {"communication": communication, "outside_backward": statistics.median(outside)}
+        return about | ({"exposed": communication} if all(waited) else {})
 
     def stop(self) -> None:
         """Leave collectives alone."""
         for patch in self._patches:
             patch.use(False)
         self._patches = []
-
-    @staticmethod
-    def _sharded(found: Sequence[Exchange]) -> dict[str, float]:
-        if not found:
-            return {}
-        seconds, outside, waited = zip(*found, strict=True)
-        about = {"communication": statistics.median(seconds), "outside_backward": statistics.median(outside)}
-        return about | ({"exposed": about["communication"]} if all(waited) else {})
 
     def _watch_collectives(self) -> None:
         if self._patches or _CALLERS[0] not in sys.modules:

@@ -96,8 +96,7 @@ class Compression:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if optimizer is self._target and any(id(p) not in self._names for p in parameters):
             self._add_names(optimizer.param_groups)
-        ours = {self._names[id(p)]: p for p in parameters if id(p) in self._names}
-        held = {name: p for name, p in ours.items() if p.grad is not None}
+        held = {self._names[id(p)]: p for p in parameters if id(p) in self._names and p.grad is not None}
         if not held:
             return
         for name, parameter in held.items():

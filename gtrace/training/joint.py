@@ -91,11 +91,7 @@ class JointOptimizer(ABC):
 
     def common(self) -> Tensors:
         """The weights that all ranks have in common: those after the last exchange."""
-        return self._start() or self.weights
-
-    def _start(self) -> Tensors:
-        """The weights at the beginning of a round in which ranks step alone; empty between rounds."""
-        return {}
+        return self.weights
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank, as numbers, text and tensors; the weights are the model's."""
@@ -261,8 +257,9 @@ class ZeroOneAdam(JointOptimizer):
             schedule["locals"] = 0
             schedule["local"] = min(self._every, 2 * schedule["local"])
 
-    def _start(self) -> Tensors:
-        return self._buffers.get("common", {})
+    def common(self) -> Tensors:
+        """The weights at the beginning of a round in which ranks step alone."""
+        return self._buffers.get("common", self.weights)
 
 
 class LocalSteps(JointOptimizer):
@@ -298,8 +295,9 @@ class LocalSteps(JointOptimizer):
             average = yield from self._coded(self._outer.change(self.weights))
             self._outer.end(self.weights, average)
 
-    def _start(self) -> Tensors:
-        return self._outer.anchors
+    def common(self) -> Tensors:
+        """The weights at the beginning of a round in which ranks step alone."""
+        return self._outer.anchors or self.weights
 
 
 class JointWorkers:

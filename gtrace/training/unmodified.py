@@ -265,7 +265,20 @@ class ScriptTraining:
         number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
         self._counts[optimizer] = number, count + 1
         self.summary.optimizers = max(self.summary.optimizers, number + 1)
-        self._name(optimizer, parameters, number)
+        if all(parameter in self._names for parameter in parameters):
+            return count
+        found = self._parameter_names.of(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
+        for parameter in parameters:
+            if parameter not in self._names:
+                name = found[id(parameter)].name
+                # A layer that took another's place in the model has its name.
+                name = plain = f"opt{number}/{name}" if name in self._sizes else name
+                again = 1
+                while name in self._sizes:
+                    again += 1
+                    name = f"{plain}#{again}"
+                self._names[parameter] = name
+                self._sizes[name] = (parameter if parameter in self._wrapped else local_part(parameter)).numel()
         return count
 
     def _begin_round(self, rounds: ProgramRounds, optimizer: Optimizer) -> None:
@@ -313,22 +326,6 @@ class ScriptTraining:
             if rounds.comparison is not None:
                 self._comparison = rounds.comparison
                 self.summary.comparisons.append(rounds.comparison)
-
-    def _name(self, optimizer: Optimizer, parameters: list[torch.Tensor], number: int) -> None:
-        if all(parameter in self._names for parameter in parameters):
-            return
-        found = self._parameter_names.of(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
-        for parameter in parameters:
-            if parameter not in self._names:
-                name = found[id(parameter)].name
-                # A layer that took another's place in the model has its name.
-                name = plain = f"opt{number}/{name}" if name in self._sizes else name
-                again = 1
-                while name in self._sizes:
-                    again += 1
-                    name = f"{plain}#{again}"
-                self._names[parameter] = name
-                self._sizes[name] = (parameter if parameter in self._wrapped else local_part(parameter)).numel()
 
     def _told_step(self, step: OptimizerStep) -> None:
         """An optimizer is about to step; where many step inside of a backward pass, all of them have."""

@@ -253,7 +253,10 @@ class BufferPool:
         """A buffer with arbitrary content; None if all are in use and ``wait`` is off, or the writer does not go on."""
         slab = self._slab
         if slab is None or slab.taken == slab.size:
-            slab = self._next_slab(wait=wait)
+            slab = self._returned(wait=False)
+            if slab is None and not self._spare.empty():
+                slab = self._spare.get()
+            slab = slab or self._new_slab() or self._returned(wait=wait)
             if slab is None:
                 return None
             self._slab = slab
@@ -270,12 +273,6 @@ class BufferPool:
         if slab.touched == slab.size and self._made == 1 and (second := self._new_slab()) is not None:
             second.touch(int(second.size * _FIRST_PART))
             self._spare.put(second)
-
-    def _next_slab(self, *, wait: bool) -> Slab | None:
-        slab = self._returned(wait=False)
-        if slab is None and not self._spare.empty():
-            slab = self._spare.get()
-        return slab or self._new_slab() or self._returned(wait=wait)
 
     def _returned(self, *, wait: bool) -> Slab | None:
         """A slab whose rows have all come back."""

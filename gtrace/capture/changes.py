@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gtrace.capture.layout import Found, RowLayout
 from gtrace.capture.writer import Row
 from gtrace.torch_hooks.gradients import LOCAL, REDUCED, as_real_dense, given_gradient
 from gtrace.torch_hooks.naming import is_sharded, local_part
@@ -18,12 +17,12 @@ from gtrace.torch_hooks.processes import process_place
 from gtrace.torch_hooks.steps import Rounds, parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
 
-    from gtrace.capture.layout import Slot
+    from gtrace.capture.layout import Found, RowLayout, Slot
     from gtrace.capture.options import CaptureOptions
     from gtrace.torch_hooks.hooks import OptimizerStep
 
@@ -89,10 +88,6 @@ class Changes:
         """Kind -> number of distinct tensors so far."""
         return {kind: sum(one.tensors for (_, k), one in self.layouts.items() if k == kind) for kind in self.kinds}
 
-    def kept(self) -> Iterator[tuple[str, RowLayout]]:
-        """Kinds with their layouts."""
-        return ((kind, layout) for (_, kind), layout in self.layouts.items())
-
     def begins(self, stream: int, step: int) -> bool:
         """Whether an outer gradient can begin at this step, because its first one was left out."""
         begun = self._begun.get((stream, "outer"))
@@ -112,6 +107,7 @@ class Changes:
                 first = step.step - step.step % self._spans[kind]
                 self._remember(key, step, _Begun(first, first + self._spans[kind] - 1, scalars))
 
+    @torch.no_grad()
     def end(self, optimizer: Optimizer | Rounds, stream: int, step: int) -> None:
         """A step is over, or was left out: record the rows that end with it."""
         for kind in self.kinds:
@@ -124,8 +120,18 @@ class Changes:
             elif slots:
                 now = [as_real_dense(local_part(parameter.detach())) for parameter in begun.parameters]
                 torch._foreach_sub_(list(values), now)
-            if slots and self._has_room(slots):
-                self._write(stream, kind, begun, slots, values)
+            if not slots or not self._has_room(slots):
+                continue
+            started = time.perf_counter()
+            pool = self.layouts[stream, kind].pool
+            buffer = None if pool is None else pool.acquire(wait=self._wait)
+            if buffer is None:
+                self._drop(stream, begun.first)
+                continue
+            buffer.fill([slot.index for slot in slots], values)
+            self.rows[kind] += 1
+            row = Row(stream, begun.first, slots, buffer, 1.0, begun.scalars, kind)
+            self._submit(row, time.perf_counter() - started)
 
     def _forget(self, key: tuple[int, str]) -> None:
         self._begun.pop(key, None)
@@ -145,20 +151,6 @@ class Changes:
             torch._foreach_copy_(list(room), list(values))
         self._begun[key] = begun._replace(slots=slots, parameters=parameters, before=room)
 
-    def _write(
-        self, stream: int, kind: str, begun: _Begun, slots: Sequence[Slot], values: Sequence[torch.Tensor]
-    ) -> None:
-        started = time.perf_counter()
-        pool = self.layouts[stream, kind].pool
-        buffer = None if pool is None else pool.acquire(wait=self._wait)
-        if buffer is None:
-            self._drop(stream, begun.first)
-            return
-        buffer.fill([slot.index for slot in slots], values)
-        self.rows[kind] += 1
-        row = Row(stream, begun.first, slots, buffer, 1.0, begun.scalars, kind)
-        self._submit(row, time.perf_counter() - started)
-
     def _weights(self, step: OptimizerStep, *, every: bool) -> list[Found]:
         """The weights before a step: of the parameters with a gradient, or of all that can have one."""
         rounds = step.optimizer if isinstance(step.optimizer, Rounds) else None
@@ -167,7 +159,7 @@ class Changes:
             gradient = given_gradient(parameter) if rounds is None else rounds.gradient(parameter)
             if parameter.requires_grad and (every or gradient is not None):
                 weight = parameter if rounds is None else rounds.weight(parameter)
-                found.append(Found(parameter, local_part(weight.detach()), self._stage(parameter, step.stream)))
+                found.append((parameter, local_part(weight.detach()), self._stage(parameter, step.stream)))
         return found
 
     def _momenta(self, optimizer: Optimizer | Rounds, stream: int) -> list[Found]:
@@ -179,7 +171,7 @@ class Changes:
                 own = state.get(parameter, {}) if parameter in state else {}
                 mean = next((own[name] for name in _BUFFERS if isinstance(own.get(name), torch.Tensor)), None)
                 if mean is not None:
-                    found.append(Found(parameter, local_part(mean.detach()), self._stage(parameter, stream)))
+                    found.append((parameter, local_part(mean.detach()), self._stage(parameter, stream)))
         return found
 
     def _stage(self, parameter: torch.Tensor, stream: int) -> str:

@@ -6,7 +6,7 @@ import math
 import operator
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -27,24 +27,16 @@ if TYPE_CHECKING:
     from gtrace.torch_hooks.naming import ParameterName
     from gtrace.torch_hooks.steps import Rounds
 
+    #: what a row is to hold of a parameter: it, this process's part of a tensor, and its stage
+    Found: TypeAlias = tuple[torch.Tensor, torch.Tensor, str]
+    #: Adam's running mean of squared gradients of one parameter, and what turns it into the step's divisor
+    MomentsOf: TypeAlias = tuple[torch.Tensor, float, float, float]
 
 _GRADIENT, _KIND = operator.attrgetter("grad"), operator.attrgetter("dtype", "layout", "is_cpu")
 _CONTIGUOUS, _NEGATIVE = operator.methodcaller("is_contiguous"), operator.methodcaller("is_neg")
 _ADDRESS = operator.methodcaller("data_ptr")
 #: the kind of a gradient whose memory is what a row holds
 _AS_IT_IS = torch.float32, torch.strided, True
-
-
-class _Plain(NamedTuple):
-    """A step all of whose gradients were recorded as they are: ids of parameters, types and kinds of the gradients.
-
-    ``small``: each row can be copied from the gradients' memory, where these are contiguous.
-    """
-
-    ids: list[int]
-    types: list[type]
-    kinds: list[tuple[Any, ...]]
-    small: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +54,6 @@ class Slot:
     module_type: str = ""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
-
-
-class Found(NamedTuple):
-    """What a row is to hold of a parameter: this process's part of a tensor, and its stage."""
-
-    parameter: torch.Tensor
-    tensor: torch.Tensor
-    stage: str
 
 
 def shape_and_type(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
@@ -101,8 +85,9 @@ class RowLayout:
         #: number of slots, and their bytes
         self._counted = (0, 0)
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Slot | None]] = {}
-        #: of the last step if it was plain
-        self._plain: _Plain | None = None
+        #: of the last step if all its gradients were recorded as they are: ids of parameters, types and kinds of the
+        #: gradients, and whether each row can be copied from the gradients' memory, where these are contiguous
+        self._plain: tuple[list[int], list[type], list[tuple[Any, ...]], bool] | None = None
 
     def release(self) -> None:
         """Free the memory for rows of an optimizer that is gone; its tensors stay known."""
@@ -132,17 +117,14 @@ class RowLayout:
             return None
         several = groups[0]["params"] if len(groups) == 1 else parameters_of(groups)
         given = list(map(_GRADIENT, several))
-        if (
-            plain.ids == list(map(id, several))
-            and plain.types == list(map(type, given))
-            and plain.kinds == list(map(_KIND, given))
-        ):
+        ids, types, kinds, _ = plain
+        if ids == list(map(id, several)) and types == list(map(type, given)) and kinds == list(map(_KIND, given)):
             return self._usual, given, several
         return None
 
     def addresses(self, given: Sequence[torch.Tensor]) -> list[int] | None:
         """Where the gradients of :meth:`same` lie, if a buffer can copy them from there."""
-        if self._plain is None or not self._plain.small or not all(map(_CONTIGUOUS, given)):
+        if self._plain is None or not self._plain[-1] or not all(map(_CONTIGUOUS, given)):
             return None
         return None if any(map(_NEGATIVE, given)) else list(map(_ADDRESS, given))
 
@@ -160,14 +142,14 @@ class RowLayout:
                 gradient, stage = main_gradient(parameter)
             if gradient is not None:
                 own = gradient if type(gradient) is torch.Tensor else local_part(gradient)
-                found.append(Found(parameter, own, stage))
+                found.append((parameter, own, stage))
         slots, tensors, parameters = self.place(step.optimizer, found)
         self._plain = None
         if tensors and len(tensors) == len(given) and all(map(operator.is_, tensors, given)):
             kinds = list(map(_KIND, given))
             small = self.pool is not None and self.pool.small and kinds == [_AS_IT_IS] * len(self.slots)
             small = small and all(slot is own for slot, own in zip(slots, self.slots, strict=True))
-            self._plain = _Plain(list(map(id, several)), list(map(type, given)), kinds, small)
+            self._plain = list(map(id, several)), list(map(type, given)), kinds, small
         return slots, tensors, parameters
 
     def place(
@@ -202,22 +184,18 @@ class RowLayout:
                 attrs = {"stage": stage, **sharding(parameter), **entry.part, **started_again()}
                 if id(parameter) in groups:
                     attrs[GROUP] = groups[id(parameter)]
-                slot = self._new_slot(entry, gradient, attrs)
+                slot = None
+                if gradient.numel() and self._keeps(entry):
+                    shape, dtype = shape_and_type(gradient)
+                    name = self._free_name(entry.name, shape)
+                    slot = Slot(len(self.slots), name, shape, dtype, entry.aliases, entry.module_type, attrs)
+                    self.slots.append(slot)
                 # If it goes, its id may be another's soon.
                 reference = weakref.ref(parameter, lambda _: setattr(self, "_plain", None))
                 self._known[id(parameter)] = (reference, slot)
         shapes = [slot.shape for slot in self.slots]
         staging = staging_for((gradient.device for _, gradient, _ in found), shapes)
         self.pool = BufferPool(shapes, self._queue_bytes, staging)
-
-    def _new_slot(self, entry: ParameterName, gradient: torch.Tensor, attrs: Mapping[str, Any]) -> Slot | None:
-        if gradient.numel() == 0 or not self._keeps(entry):
-            return None
-        shape, dtype = shape_and_type(gradient)
-        name = self._free_name(entry.name, shape)
-        slot = Slot(len(self.slots), name, shape, dtype, entry.aliases, entry.module_type, attrs)
-        self.slots.append(slot)
-        return slot
 
     def _free_name(self, name: str, shape: tuple[int, ...]) -> str:
         """The name itself, unless a living parameter, or one of another shape, already has it."""
@@ -239,24 +217,13 @@ def second_moments(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Ten
     return _as_numbers([None if mean is None else mean.sum(dtype=torch.float64) for mean in means])
 
 
-class MomentsOf(NamedTuple):
-    """Adam's running mean of squared gradients of one parameter, and what turns it into the step's divisor.
-
-    Attributes:
-        mean: ``exp_avg_sq`` as it is, real and strided.
-        done: steps that the optimizer has done with this parameter; NaN if it does not say.
-        decay: decay of the mean.
-        eps: added to its root.
-    """
-
-    mean: torch.Tensor
-    done: float
-    decay: float
-    eps: float
-
-
 def moments_of(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Tensor]) -> list[MomentsOf | None]:
-    """The inputs of :func:`second_moments`, None if there is none (yet) of the parameter's own shape."""
+    """The inputs of :func:`second_moments`, None if there is none (yet) of the parameter's own shape.
+
+    Returns:
+        for each parameter ``exp_avg_sq`` as it is, real and strided; the steps that the optimizer has done with it, NaN
+        if it does not say; the decay of the mean; and eps, which is added to its root.
+    """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     state = getattr(optimizer, "state", {})
     found: list[MomentsOf | None] = []
@@ -270,7 +237,7 @@ def moments_of(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Tensor]
             continue
         group = groups[id(parameter)]
         betas = group.get("betas", (0.0, 1.0))
-        found.append(MomentsOf(as_real_dense(mean), done, float(betas[1]), float(group.get("eps", 0.0))))
+        found.append((as_real_dense(mean), done, float(betas[1]), float(group.get("eps", 0.0))))
     return found
 
 

@@ -159,7 +159,7 @@ class NeuralRecorder:
         #: names modules
         self.paths = ModulePaths(models, scan=scan, closed=not scan)
         self._keeps = functools.cache(lambda name: selection.keeps(name.path, name.aliases))
-        #: to be removed at the end; they listen to the forward passes before a wanted step
+        #: to be installed, and removed at the end; they listen to the forward passes before a wanted step
         self.hooks = OutputHooks(self.paths, self._keeps, self._arrive, paused, on_error)
         self._blocks = HostBlocks(options.queue_bytes)
         self._capacities: dict[tuple[str, int], int] = {}
@@ -174,10 +174,6 @@ class NeuralRecorder:
         self._said: set[str] = set()
         # Several devices run their parts of one backward pass in threads of their own.
         self._lock = threading.Lock()
-
-    def install(self) -> None:
-        """Start watching."""
-        self.hooks.install()
 
     @property
     def seconds(self) -> float:
@@ -207,7 +203,9 @@ class NeuralRecorder:
                 # All calls of a module share one stream, so a gradient is cut at most once.
                 sizes = [a.total for a in arrivals if (a.output.name.path, a.output.place) == key]
                 self._capacities[key] = min(self._max_elements, default_capacity(max(sizes)))
-        row = NeuralRow(self._slots(arrivals), [self._on_host(arrival.values) for arrival in arrivals], self._blocks)
+        values = [arrival.values for arrival in arrivals]
+        on_host = [one if one.device.type == "cpu" else self._blocks.take(one.numel()).copy_(one) for one in values]
+        row = NeuralRow(self._slots(arrivals), on_host, self._blocks)
         self._blocks.hand_over(row.targets)
         self.row_bytes = max(self.row_bytes, _bytes(row.targets))
         self.tensors.update(slot.name for slot in row.slots)
@@ -316,9 +314,6 @@ class NeuralRecorder:
                 )
             )
         return slots
-
-    def _on_host(self, values: torch.Tensor) -> torch.Tensor:
-        return values if values.device.type == "cpu" else self._blocks.take(values.numel()).copy_(values)
 
     def _tell_compiled(self) -> None:
         for module in self._models():

@@ -183,11 +183,10 @@ class TensorSelection:
         """One line for each pattern that matched no name so far, with the nearest names."""
         if not self._seen:
             return []
-        options = [("--tensors", pattern) for pattern in self.include]
-        options += [("--exclude", pattern) for pattern in self.exclude]
         return [
             f"{option} '{pattern}' matched no tensor; {suggest(re.sub(r'[*?]', '', pattern), self._seen)}"
-            for option, pattern in options
+            for option, patterns in (("--tensors", self.include), ("--exclude", self.exclude))
+            for pattern in patterns
             if pattern not in self._matched
         ]
 
@@ -203,6 +202,8 @@ MAX_ELEMENTS = 262_144
 _SKETCHES = re.compile(r"(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?)(,(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?))*")
 
 _SUFFIXES = (".zarr", ".h5", ".hdf5")
+#: settings for numbers about gradients of weights
+_BESIDE = ("optimizer_state", "second_moments", "noise")
 
 
 @documented
@@ -322,9 +323,7 @@ class CaptureOptions(CaptureSettings):
             "stage": "reduced" if self.reduced else "local",
             "kind": self.kind,
             **({} if self.max_elements is None else {"max_elements": self.max_elements}),
-            **({"optimizer_state": True} if self.optimizer_state else {}),
-            **({"second_moments": True} if self.second_moments else {}),
-            **({"noise": True} if self.noise else {}),
+            **{name: True for name in _BESIDE if getattr(self, name)},
             "drop": self.drop,
             **({} if self.sketch is None else {"sketch": self.sketch}),
         }
@@ -385,14 +384,9 @@ def _check_kind(given: CaptureSettings) -> None:
             raise UsageError(f"--kind: unknown kind '{kind}'; {suggest(kind, (*KINDS, 'both'))}")
     if "outer" in kinds and given.every is None:
         raise UsageError("--kind outer: give the number of steps of an outer gradient, e.g. --every 100")
-    beside = {
-        "--optimizer-state": given.optimizer_state,
-        "--second-moments": given.second_moments,
-        "--noise": given.noise,
-    }
-    if "weight" not in kinds and any(beside.values()):
-        what = next(name for name, wanted in beside.items() if wanted)
-        raise UsageError(f"{what} is about gradients of weights; add weight to --kind")
+    beside = [name.replace("_", "-") for name in _BESIDE if getattr(given, name)]
+    if "weight" not in kinds and beside:
+        raise UsageError(f"--{beside[0]} is about gradients of weights; add weight to --kind")
     if given.second_moments and given.sketch is not None:
         raise UsageError("--second-moments needs the gradients' values too; leave --sketch out")
 

@@ -11,7 +11,6 @@ import time
 import weakref
 from collections import Counter
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -165,7 +164,7 @@ class Recorder:
         self._models = self.hooks.modules.modules if models is None else lambda: list(models)
         self._changes = Changes(options, self._layout, self._models, self._has_room, self._submit, drop=self._leave_out)
         if self._changes.kinds:
-            self.hooks.after = self._end_step
+            self.hooks.after = self._changes.end
         #: gathers the gradients of module outputs, if these are recorded
         self.neural = NeuralRecorder(
             options,
@@ -182,7 +181,7 @@ class Recorder:
         try:
             self.hooks.install()
             if self._with_neural:
-                self.neural.install()
+                self.neural.hooks.install()
                 self._prepare([0])
         except BaseException:
             self._let_go()
@@ -367,10 +366,6 @@ class Recorder:
         self._bytes += 0 if self._over_budget else size
         return not self._over_budget
 
-    @torch.no_grad()
-    def _end_step(self, optimizer: Optimizer | Rounds, stream: int, step: int) -> None:
-        self._changes.end(optimizer, stream, step)
-
     def _prepare(self, steps: Iterable[int]) -> None:
         """Choose whether to watch module outputs until the next step, which is one of ``steps``."""
         self.neural.discard()
@@ -404,18 +399,15 @@ class Recorder:
         if self._budget is None:
             return sys.maxsize
         if self._room is None or self._with_neural:
-            self._room = self._budget // max(1, self._row_bytes())
+            # A row that records every tensor.
+            values = self._weights + self._options.second_moments + len(self._changes.kinds)
+            self._room = self._budget // max(1, self._weights_bytes() * values + self.neural.row_bytes)
         return self._room
-
-    def _row_bytes(self) -> int:
-        """Bytes of a step that records every tensor."""
-        row = self._weights_bytes() * (self._weights + self._options.second_moments + len(self._changes.kinds))
-        return row + self.neural.row_bytes
 
     def _weights_bytes(self) -> int:
         """Bytes of one value for each weight."""
-        sizes = Counter[str]()
-        for kind, layout in chain((("weight", one) for one in self._layouts.values()), self._changes.kept()):
+        sizes = Counter[str](weight=sum(layout.row_bytes(self._cost) for layout in self._layouts.values()))
+        for (_, kind), layout in self._changes.layouts.items():
             sizes[kind] += layout.row_bytes(self._cost)
         return max(sizes.values(), default=0)
 
@@ -477,7 +469,7 @@ class Recorder:
         slots, gradients, parameters = layout.gradients(step) if self._weights and chosen else ([], [], [])
         size = layout.bytes_of(gradients, self._cost)
         moments = moments_of(step.optimizer, parameters) if self._options.second_moments else []
-        size += sum(self._cost(found.mean.numel()) for found in moments if found is not None)
+        size += sum(self._cost(found[0].numel()) for found in moments if found is not None)
         size += self.neural.pending_bytes
         if self._budget is not None and self._bytes + size > self._budget:
             self._over_budget = True
@@ -529,19 +521,19 @@ class Recorder:
         scalars: Mapping[str, float],
     ) -> None:
         """Record second moments in rows of their own, with as many bytes as those of the gradients."""
-        there = [(slot, found) for slot, found in zip(slots, moments, strict=bool(moments)) if found is not None]
+        there = [(slot, *found) for slot, found in zip(slots, moments, strict=bool(moments)) if found is not None]
         pool = self._layouts[step.stream].pool
         # Without room the gradients are still recorded: their numbers do not need these.
         buffer = pool.acquire(wait=not self._options.drop) if there and pool is not None else None
         if buffer is None:
             return
-        buffer.fill([slot.index for slot, _ in there], [found.mean for _, found in there])
+        buffer.fill([slot.index for slot, *_ in there], [mean for _, mean, *_ in there])
         self._moments += len(there)
         own = [
-            replace(s, dtype=shape_and_type(m.mean)[1], attrs={**s.attrs, "decay": m.decay, "eps": m.eps})
-            for s, m in there
+            replace(slot, dtype=shape_and_type(mean)[1], attrs={**slot.attrs, "decay": decay, "eps": eps})
+            for slot, mean, _, decay, eps in there
         ]
-        numbers = {slot.index: {"optimizer_step": found.done} for slot, found in there}
+        numbers = {slot.index: {"optimizer_step": done} for slot, _, done, *_ in there}
         self._writer.submit(Row(step.stream, step.step, own, buffer, 1.0, scalars, SECOND_MOMENT, numbers))
 
     def _numbers(

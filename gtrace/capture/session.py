@@ -372,24 +372,20 @@ def end_of_fork(exit_code: int) -> None:
 def start(message: Mapping[str, Any]) -> None:
     """Record in this process until it ends; called when it has imported torch. Never stops the process."""
     try:
-        child = _Child(_launched_session(message))
+        run = message["run"]
+        launcher = None
+        token = launch_token() if spans_machines() else None
+        if token not in (None, run):
+            # Every machine has its own launching process, and all of them write one trace.
+            run, launcher = token, run
+        settings = CaptureSettings(**message["settings"])
+        options = capture_options(Path(message["path"]), settings, run=run, launcher=launcher)
+        child = _Child(CaptureSession(options, message["attrs"], launched=True, status=True))
         child.start()
         _watch_forks()
         _active.append(child.session)
     except Exception as error:  # noqa: BLE001 - the program's import of torch must succeed
         print_line(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
-
-
-def _launched_session(message: Mapping[str, Any]) -> CaptureSession:
-    run = message["run"]
-    launcher = None
-    token = launch_token() if spans_machines() else None
-    if token not in (None, run):
-        # Every machine has its own launching process, and all of them write one trace.
-        run, launcher = token, run
-    settings = CaptureSettings(**message["settings"])
-    options = capture_options(Path(message["path"]), settings, run=run, launcher=launcher)
-    return CaptureSession(options, message["attrs"], launched=True, status=True)
 
 
 class _Child:
@@ -405,7 +401,16 @@ class _Child:
     def start(self) -> None:
         self.session.start()
         self._exits.enter_context(before_abrupt_exit(self.leave, self.session.hurry))
-        sys.excepthook = self._watch_excepthook(sys.excepthook)
+        original = sys.excepthook
+
+        def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            self._failed = True
+            if traceback is not None:
+                hide_machinery(error)
+                traceback = error.__traceback__
+            original(kind, error, traceback)
+
+        sys.excepthook = excepthook
         before_shutdown(self._end)
         self._watch_multiprocessing()
 
@@ -418,16 +423,6 @@ class _Child:
     def _look_at_error(self) -> None:
         error = sys.exc_info()[1]
         self._failed = self._failed or not (error is None or (isinstance(error, SystemExit) and not error.code))
-
-    def _watch_excepthook(self, original: Any) -> Any:
-        def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-            self._failed = True
-            if traceback is not None:
-                hide_machinery(error)
-                traceback = error.__traceback__
-            original(kind, error, traceback)
-
-        return excepthook
 
     def leave(self, exit_code: int) -> int:
         """The process ends by a signal or ``os._exit``."""

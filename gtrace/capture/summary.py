@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -117,11 +117,10 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
     """
     # Not at the top: this module is loaded before the program runs, and the trace reader imports numpy.
     from gtrace.trace import open_trace
-    from gtrace.trace.format import SECOND_MOMENT
     from gtrace.trace.shared import parts
 
     with open_trace(path) as trace:
-        counts = {kind: Counter[int]() for kind in (*KINDS, SECOND_MOMENT)}
+        counts = defaultdict[str, Counter[int]](Counter)
         each: dict[int, Counter[int]] = {}
         for key in trace.streams:
             size = trace.scalars(**key._asdict())["step"].size
@@ -129,8 +128,7 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
             if size and key.kind in KINDS:
                 each[key.rank] = each.get(key.rank, Counter()) | Counter({key.optimizer: size})
         tensors, together = trace.tensors, trace.attrs.get("world_size", 1) != 1
-    rows = functools.reduce(operator.or_, (counts[kind] for kind in KINDS))
-    rows = Counter({rank: count for rank, count in rows.items() if count})
+    rows = functools.reduce(operator.or_, (counts[kind] for kind in KINDS))  # positive counts alone
     if not rows or (len(rows) == 1 and own.rows):
         return own
     outcomes = [part["capture"] for part in parts(path) if isinstance(part.get("capture"), dict)]

@@ -233,30 +233,19 @@ class _BatchSums:
     """The state of one parameter since its gradient was last zero or its optimizer stepped.
 
     Attributes:
-        looks: location of the norm of each micro-batch's gradient: (look, position in it).
+        looks: location of the norm of each micro-batch's gradient: what reads the norms of a backward pass from their
+            devices, and the position in them.
         last: copy of ``grad`` after the last look; reused in the next step, because fresh memory costs time.
         offset: the part of ``grad`` that is not from micro-batches; None without any.
         seen: ``grad`` at the last look, and its version counter then.
         before: ``grad`` before the present micro-batch, if it changed since the last look.
     """
 
-    looks: list[tuple[_Look, int]] = field(default_factory=list)
+    looks: list[tuple[Callable[[], list[float]], int]] = field(default_factory=list)
     last: torch.Tensor | None = None
     offset: torch.Tensor | None = None
     seen: tuple[TensorWeakRef, int] | None = None
     before: torch.Tensor | None = None
-
-
-class _Look:
-    """The norms of the gradients that one backward pass added, on their devices until they are read."""
-
-    def __init__(self, norms: Sequence[torch.Tensor]) -> None:
-        self._norms = norms
-
-    @functools.cached_property
-    def values(self) -> list[float]:
-        """One norm per parameter."""
-        return numbers_of(self._norms)
 
 
 class MicroBatches(_Accumulated):
@@ -289,7 +278,7 @@ class MicroBatches(_Accumulated):
             return None
         if id(sums) not in self._totals:
             self._measure_totals()
-        norm2 = sum(look.values[place] ** 2 for look, place in sums.looks)
+        norm2 = sum(look()[place] ** 2 for look, place in sums.looks)
         return Replicas(len(sums.looks), norm2 / scale**2, self._totals[id(sums)] ** 2 / scale**2)
 
     def consume(self, optimizer: Optimizer) -> None:
@@ -373,7 +362,7 @@ class MicroBatches(_Accumulated):
         if changed:
             differences, minuends = map(list, zip(*changed, strict=True))
             torch._foreach_sub_(differences, minuends)
-        look = _Look(torch._foreach_norm(added, 2, torch.float64))
+        look = functools.cache(functools.partial(numbers_of, torch._foreach_norm(added, 2, torch.float64)))
         for place, sums in enumerate(present):
             sums.looks.append((look, place))
         torch._foreach_copy_(lasts, gradients)
@@ -404,8 +393,7 @@ def _fits(room: torch.Tensor, values: torch.Tensor) -> bool:
 def numbers_of(values: Sequence[torch.Tensor]) -> list[float]:
     """The values of tensors with one element. It waits once for each device: separate transfers take longer."""
     out = [0.0] * len(values)
-    devices = {value.device for value in values}
-    for device in devices:
+    for device in {value.device for value in values}:
         places = [place for place, value in enumerate(values) if value.device == device]
         for place, number in zip(places, torch.stack([values[p] for p in places]).tolist(), strict=True):
             out[place] = number

@@ -178,7 +178,12 @@ def run_program(program: Program) -> Outcome:
             elif pkgutil.get_importer(program.file) is not None:
                 runpy.run_path(os.path.abspath(program.file), run_name="__main__")
             else:
-                _run_script(program.file)
+                # Not runpy.run_path: that would make either sys.argv[0] absolute or __file__ relative, and the
+                # interpreter does neither.
+                full = os.path.join(os.getcwd(), program.file)  # not normalized: as the interpreter does it
+                with io.open_code(full) as file:
+                    source = file.read()
+                _execute(source, full, SourceFileLoader("__main__", full), __file__=full, __cached__=None)
         except SystemExit as request:
             return Outcome(_exit_code(request))
         except KeyboardInterrupt:
@@ -190,15 +195,6 @@ def run_program(program: Program) -> Outcome:
             sys.excepthook(type(error), error, error.__traceback__)
             return Outcome(1)
     return Outcome(0)
-
-
-def _run_script(path: str) -> None:
-    # Not runpy.run_path: that would make either sys.argv[0] absolute or __file__ relative, and the
-    # interpreter does neither.
-    full = os.path.join(os.getcwd(), path)  # not normalized: as the interpreter does it
-    with io.open_code(full) as file:
-        source = file.read()
-    _execute(source, full, SourceFileLoader("__main__", full), __file__=full, __cached__=None)
 
 
 def _execute(source: str | bytes, name: str, loader: object, **attributes: object) -> None:
@@ -236,10 +232,8 @@ def _path_entries(program: Program) -> list[str]:
 
 def _exit_code(request: SystemExit) -> int:
     code = request.code
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
     sys.stderr.write(f"{code}\n")
     return 1
 

@@ -138,23 +138,6 @@ class ModuleCollector:
             self._modules[key] = weakref.ref(module, lambda _: self._modules.pop(key, None))
 
 
-class _Model(NamedTuple):
-    """A model with names: what identifies it, the prefix of its names, and the optimizer that trained it last."""
-
-    reference: weakref.ref[nn.Module]
-    label: str
-    prefix: str
-    stream: int
-
-
-class _Holder(NamedTuple):
-    """The holder of a name: the model in which it is a path (or None), and the parameter that had it last."""
-
-    model: weakref.ref[nn.Module] | None
-    parameter: weakref.ref[torch.Tensor]
-    stream: int
-
-
 class Names:
     """Names the parameters of every optimizer of a process, and keeps the names.
 
@@ -164,9 +147,12 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self._models: dict[int, _Model] = {}
-        self._labels: dict[str, _Model] = {}
-        self._taken: dict[str, _Holder] = {}
+        #: a model's id -> the model, its label and the prefix of its names
+        self._models: dict[int, tuple[weakref.ref[nn.Module], str, str]] = {}
+        #: label -> its model, and the optimizer that trained it last
+        self._labels: dict[str, tuple[weakref.ref[nn.Module], int]] = {}
+        #: name -> the model in which it is a path (or None), the parameter that had it last, and its optimizer
+        self._taken: dict[str, tuple[weakref.ref[nn.Module] | None, weakref.ref[torch.Tensor], int]] = {}
 
     def of(
         self, groups: Sequence[Mapping[str, Any]], modules: Iterable[nn.Module], *, stream: int = 0, scan: bool = True
@@ -214,37 +200,37 @@ class Names:
             for choice in self._choices(model, stream, alone)
             if not any(self._is_taken(choice[1] + path, paths[path], stream, model) for path in paths)
         )
-        self._models[id(model)] = self._labels[label] = _Model(reference, label, prefix, stream)
-        holders = {path: _Holder(reference, weakref.ref(paths[path]), stream) for path in paths}
-        self._taken |= {prefix + path: holder for path, holder in holders.items()}
+        self._models[id(model)] = reference, label, prefix
+        self._labels[label] = reference, stream
+        self._taken |= {prefix + path: (reference, weakref.ref(one), stream) for path, one in paths.items()}
         return prefix
 
     def _choices(self, model: nn.Module, stream: int, alone: bool) -> Iterator[tuple[str, str]]:
         """Possible labels and prefixes of a model, the best first; there is always another one."""
         # The id of a deleted model may now be another's.
-        known = self._models.get(id(model))
-        if known is not None and known.reference() is model:
-            yield known.label, known.prefix
+        known, label, prefix = self._models.get(id(model), (None, "", ""))
+        if known is not None and known() is model:
+            yield label, prefix
         kind = class_name(model)
         for number in itertools.count(1):
             label = kind if number == 1 else f"{kind}_{number}"
-            owner = self._labels.get(label)
-            if owner is None or owner.reference() is model or (owner.reference() is None and owner.stream == stream):
+            owner, earlier = self._labels.get(label, (None, stream))
+            if owner is None or owner() is model or (owner() is None and earlier == stream):
                 if alone:
                     yield label, ""
                 yield label, f"{label}."
 
     def _is_taken(self, name: str, parameter: torch.Tensor, stream: int, model: nn.Module | None = None) -> bool:
         """Whether the name belongs to another parameter; one that replaced another in its model does not count."""
-        holder = self._taken.get(name)
-        if holder is None or holder.parameter() is parameter:
+        owner, last, earlier = self._taken.get(name, (None, None, stream))
+        if last is None or last() is parameter:
             return False
-        home = None if holder.model is None else holder.model()
+        home = None if owner is None else owner()
         if home is not None:
             return home is not model
         # An optimizer that continues with a new model, or new tensors, keeps the names. For another optimizer
         # it must not matter whether the earlier model still exists.
-        return holder.stream != stream
+        return earlier != stream
 
     def _name_the_rest(self, names: dict[int, ParameterName], groups: Sequence[Mapping[str, Any]], stream: int) -> None:
         """Name parameters without an owner."""
@@ -259,7 +245,7 @@ class Names:
                     name = f"unnamed/opt{stream}.g{number}.p{place}"
                 names[id(parameter)] = ParameterName(name)
                 here.add(name)
-                self._taken[name] = _Holder(None, weakref.ref(parameter), stream)
+                self._taken[name] = None, weakref.ref(parameter), stream
 
 
 def name_parameters(
@@ -356,11 +342,7 @@ class ModulePaths:
 
     def of(self, module: nn.Module) -> ModuleName | None:
         """The module's name; None for one that gets no name."""
-        # The id of a deleted module may now be another's.
-        entry = self._names.get(id(module))
-        if entry is None or entry[0]() is not module:
-            entry = self._find(module)
-        return entry[1]
+        return (self._names[id(module)] if self._knows(module) else self._find(module))[1]
 
     def _find(self, module: nn.Module) -> tuple[weakref.ref[nn.Module], ModuleName | None]:
         loose = not module._modules and not any(p is not None for p in module._parameters.values())
@@ -381,6 +363,7 @@ class ModulePaths:
         return entry
 
     def _knows(self, module: nn.Module) -> bool:
+        # The id of a deleted module may now be another's.
         entry = self._names.get(id(module))
         return entry is not None and entry[0]() is module
 

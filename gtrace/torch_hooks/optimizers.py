@@ -59,11 +59,8 @@ def kind_of(optimizer: Optimizer | Rounds) -> str:
 
 def group_facts(kind: str, group: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of ``gtrace.trace.OptimizerFacts`` that a parameter group has, as JSON values."""
-    found: dict[str, Any] = {}
-    for name in ("momentum", "dampening", "weight_decay", "eps"):
-        value = _number(group.get(name))
-        if value is not None:
-            found[name] = value
+    numbers = {name: _number(group.get(name)) for name in ("momentum", "dampening", "weight_decay", "eps")}
+    found: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
     if isinstance(group.get("nesterov"), bool):
         found["nesterov"] = group["nesterov"]
     betas = group.get("betas")

@@ -125,15 +125,14 @@ class OutputHooks:
             self.seconds += time.perf_counter() - started
 
     def _watch(self, module: nn.Module, output: object) -> None:
-        if is_compiled(module):
-            name = self._paths.of(module)
-            if name is not None and self._keeps(name):
-                self.compiled[name.path] = None
-            return
-        if not _is_watched(module):
+        compiled = is_compiled(module)
+        if not compiled and not _is_watched(module):
             return
         name = self._paths.of(module)
         if name is None or not self._keeps(name):
+            return
+        if compiled:
+            self.compiled[name.path] = None
             return
         tensors = [(place, tensor) for place, tensor in enumerate(output_tensors(output)) if _has_gradient(tensor)]
         if not tensors:

@@ -68,9 +68,7 @@ class StateDictFile(TensorFile):
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[np.generic]:
         """See :class:`gtrace.trace.foreign.TensorFile`."""
-        tensor = self._tensors[entry.name]
-        if tensor.layout is not torch.strided:
-            tensor = tensor.to_dense()
+        tensor = self._tensors[entry.name].to_dense()
         tensor = tensor if row is None else tensor[row]
         # numpy has no bfloat16 and no 8-bit floats.
         if tensor.dtype not in (torch.float16, torch.float32, torch.float64) and not tensor.is_complex():

@@ -6,7 +6,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -14,11 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 from gtrace.torch_hooks.steps import Patch, backward_in_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
     Mark: TypeAlias = "tuple[float, float] | torch.cuda.Event"
+    #: a call of a collective: how its name begins, whether outside of backward passes, its start and its end
+    Collective: TypeAlias = tuple[str, bool, tuple[Mark, Mark]]
+    #: the collectives of a step: their seconds, those outside of backward passes, and whether training waited
+    Exchange: TypeAlias = tuple[float, float, bool]
 
 #: steps before the clock runs: the first ones allocate and compile
 _WARM_UP = 2
@@ -41,33 +45,17 @@ _CALLERS = tuple(
 _GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 
 
-class _Collective(NamedTuple):
-    """A call of a collective: how its name begins, whether outside of backward passes, its start and its end."""
-
-    kind: str
-    outside: bool
-    marks: tuple[Mark, Mark]
-
-
-class _Exchange(NamedTuple):
-    """The collectives of a step: their seconds, those outside of backward passes, and whether training waited."""
-
-    seconds: float
-    outside: float
-    waited: bool
-
-    @classmethod
-    def of(cls, collectives: Sequence[_Collective] | None) -> _Exchange | None:
-        """None if there are none, or not all of them are known: what is scattered was gathered before."""
-        kinds = {one.kind for one in collectives or ()}
-        if not collectives or (_GATHER in kinds) is not (_SCATTER in kinds):
-            return None
-        taken = [_between(*one.marks) for one in collectives]
-        known = [seconds for seconds in taken if seconds is not None]
-        outside = sum(seconds for one, seconds in zip(collectives, known, strict=False) if one.outside)
-        # On a GPU they run beside other work.
-        waited = all(isinstance(mark, tuple) for one in collectives for mark in one.marks)
-        return cls(sum(known), outside, waited) if len(known) == len(taken) else None
+def _exchange_of(collectives: Sequence[Collective] | None) -> Exchange | None:
+    """None if there are none, or not all of them are known: what is scattered was gathered before."""
+    kinds = {kind for kind, _, _ in collectives or ()}
+    if not collectives or (_GATHER in kinds) is not (_SCATTER in kinds):
+        return None
+    taken = [_between(*marks) for _, _, marks in collectives]
+    known = [seconds for seconds in taken if seconds is not None]
+    beside = sum(seconds for (_, outside, _), seconds in zip(collectives, known, strict=False) if outside)
+    # On a GPU they run beside other work.
+    waited = all(isinstance(mark, tuple) for _, _, marks in collectives for mark in marks)
+    return (sum(known), beside, waited) if len(known) == len(taken) else None
 
 
 class _TimedCollectives:
@@ -81,22 +69,6 @@ class _TimedCollectives:
         found = getattr(self._original, name)
         kind = next((kind for kind in (_GATHER, _SCATTER, _REDUCE) if name.startswith(kind)), None)
         return found if kind is None else self._timed(kind, found)
-
-
-class _Interval(NamedTuple):
-    """From one step to the next; ``recorded``: the step at its start was."""
-
-    recorded: bool
-    #: its start, its end, and in between the starts and ends of backward passes
-    marks: Sequence[Mark]
-    #: of sharded models; None if there are too many, or one goes on after its call
-    collectives: Sequence[_Collective] | None
-
-    @property
-    def lasts(self) -> Iterator[Mark]:
-        """All others have passed when these have: streams of their own may be behind."""
-        yield self.marks[1]
-        yield from (one.marks[1] for one in self.collectives or ())
 
 
 class StepClock:
@@ -123,7 +95,9 @@ class StepClock:
         self._recorded = False
         self._backward: list[Mark] = []
         self._open: Mark | None = None
-        self._intervals: deque[_Interval] = deque(maxlen=_WAITING)
+        #: from one step to the next: whether the first was recorded; start, end, and the starts and ends of backward
+        #: passes; collectives of sharded models, None if there are too many, or one goes on after its call
+        self._intervals: deque[tuple[bool, Sequence[Mark], Sequence[Collective] | None]] = deque(maxlen=_WAITING)
         #: recorded -> seconds of steps, of their backward passes, and from the last of these to the step
         self._found: dict[bool, deque[tuple[float, float, float]]] = {
             recorded: deque(maxlen=_KEPT) for recorded in (False, True)
@@ -131,8 +105,8 @@ class StepClock:
         #: DistributedDataParallel's own times, in seconds
         self.exchange: dict[str, float] = {}
         #: likewise, of collectives of sharded models
-        self._exchanges: dict[bool, deque[_Exchange]] = {recorded: deque(maxlen=_KEPT) for recorded in (False, True)}
-        self._collectives: list[_Collective] | None = []
+        self._exchanges: dict[bool, deque[Exchange]] = {recorded: deque(maxlen=_KEPT) for recorded in (False, True)}
+        self._collectives: list[Collective] | None = []
         self._begun: tuple[str, bool, bool, Mark] | None = None
         self._patches: list[Patch] = []
 
@@ -155,7 +129,7 @@ class StepClock:
         timed = _WARM_UP <= self._seen <= _ALL or self._seen % _SOME == 0
         now = self._mark() if timed or self._start is not None else None
         if self._start is not None and now is not None:
-            self._intervals.append(_Interval(self._recorded, (self._start, now, *self._backward), self._collectives))
+            self._intervals.append((self._recorded, (self._start, now, *self._backward), self._collectives))
         self._start, self._recorded, self._backward, self._open = now if timed else None, recorded, [], None
         self._collectives = []
         self.runs = timed
@@ -182,21 +156,18 @@ class StepClock:
         about = {"step": step, "steps": len(found), "recorded": recorded}
         if backward > 0:
             about |= {"backward": backward, "after_backward": after}
-        return about | (self.exchange or self._sharded(self._exchanges[recorded]))
+        if self.exchange or not self._exchanges[recorded]:
+            return about | self.exchange
+        seconds, outside, waited = zip(*self._exchanges[recorded], strict=True)
+        communication = statistics.median(seconds)
+        about |= {"communication": communication, "outside_backward": statistics.median(outside)}
+        return about | ({"exposed": communication} if all(waited) else {})
 
     def stop(self) -> None:
         """Leave collectives alone."""
         for patch in self._patches:
             patch.use(False)
         self._patches = []
-
-    @staticmethod
-    def _sharded(found: Sequence[_Exchange]) -> dict[str, float]:
-        if not found:
-            return {}
-        seconds, outside, waited = zip(*found, strict=True)
-        about = {"communication": statistics.median(seconds), "outside_backward": statistics.median(outside)}
-        return about | ({"exposed": about["communication"]} if all(waited) else {})
 
     def _watch_collectives(self) -> None:
         if self._patches or _CALLERS[0] not in sys.modules:
@@ -226,7 +197,7 @@ class StepClock:
         if result is not None or len(self._collectives) == _MOST:
             self._collectives = None
         else:
-            self._collectives.append(_Collective(kind, outside, (start, self._mark(on_gpu))))
+            self._collectives.append((kind, outside, (start, self._mark(on_gpu))))
         self._begun = None
 
     def _mark(self, on_gpu: bool = True) -> Mark:
@@ -239,13 +210,18 @@ class StepClock:
 
     def _read(self) -> None:
         """Read the steps that have passed."""
-        while self._intervals and all(map(_has_passed, self._intervals[0].lasts)):
-            recorded, (start, end, *passes), collectives = self._intervals.popleft()
+        while self._intervals:
+            recorded, (start, end, *passes), collectives = self._intervals[0]
+            # All others have passed when these have: streams of their own may be behind.
+            lasts = end, *(marks[1] for _, _, marks in collectives or ())
+            if not all(isinstance(mark, tuple) or mark.query() for mark in lasts):  # type: ignore[no-untyped-call]
+                return
+            self._intervals.popleft()
             spans = [(start, end), (passes[-1] if passes else end, end), *zip(passes[::2], passes[1::2], strict=True)]
             step, after, *backward = (_between(*span) for span in spans)
             if step is not None and after is not None and None not in backward:
                 self._found[recorded].append((step, sum(filter(None, backward)), after))
-                if (exchange := _Exchange.of(collectives)) is not None:
+                if (exchange := _exchange_of(collectives)) is not None:
                     self._exchanges[recorded].append(exchange)
 
     def _ask(self, models: Iterable[nn.Module]) -> None:
@@ -256,10 +232,6 @@ class StepClock:
             taken = [found.get(f"avg_backward_{name}_time", 0) / 1e9 for name in ("comm", "compute_comm_overlap")]
             if taken[0] > 0:
                 self.exchange = {"communication": taken[0], "exposed": max(0.0, taken[0] - taken[1])}
-
-
-def _has_passed(mark: Mark) -> bool:
-    return isinstance(mark, tuple) or bool(mark.query())  # type: ignore[no-untyped-call]
 
 
 def _between(first: Mark, last: Mark) -> float | None:

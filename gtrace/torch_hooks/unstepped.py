@@ -100,16 +100,6 @@ class _Leaf:
         # The counter does not count what is done to ``.data``.
         return not torch.equal(now.reshape(-1)[self.largest], self.value)
 
-    def is_zero(self) -> bool:
-        """Whether it is known that the gradient is zero."""
-        return self.gradient is not None and not bool(self.gradient.any())
-
-    @property
-    def cleared(self) -> bool:
-        """Whether the gradient was set to zero or None."""
-        gradient = self.parameter.grad
-        return gradient is None or not bool(gradient.any())
-
 
 @dataclass(slots=True)
 class HandStep:
@@ -251,9 +241,9 @@ class Unstepped:
             changed = leaves
         if changed:
             # A gradient of zeros changes nothing, and is a gradient.
-            still = [leaf for leaf in leaves if id(leaf) in kept and leaf.is_zero()]
+            still = [one for one in leaves if id(one) in kept and (g := one.gradient) is not None and not g.any()]
             self._complete([*changed, *still])
-        elif all(leaf.cleared for leaf in leaves):
+        elif not any(leaf.parameter.grad is not None and bool(leaf.parameter.grad.any()) for leaf in leaves):
             self._leaves = {}
 
     def _are_replaced(self, leaves: Sequence[_Leaf], reached: Mapping[int, torch.Tensor]) -> bool:
@@ -280,8 +270,8 @@ class Unstepped:
         gradients = {id(leaf.parameter): leaf.gradient for leaf in changed if leaf.gradient is not None}
         groups = stream.param_groups
         self.losses.use()
-        step = HandStep(stream, gradients, *self.losses.of(groups), self.losses.clip_norm(groups))
-        step.parameters = parameters
+        norm = self.losses.clip_norm(groups)
+        step = HandStep(stream, gradients, *self.losses.of(groups), norm, parameters=parameters)
         self._leaves = {}
         if self._sure:
             self._take(step)
@@ -304,9 +294,7 @@ class Unstepped:
 
 def _look_at(parameter: torch.Tensor, gradient: torch.Tensor, copies: bool) -> _Leaf:
     own = parameter.detach().reshape(-1)
-    some = (
-        gradient.detach().to_dense().reshape(-1) if gradient.layout != torch.strided else gradient.detach().reshape(-1)
-    )
+    some = gradient.detach().to_dense().reshape(-1)
     stride = max(1, some.numel() // _LOOKED_AT)
     if own.numel() == 0:
         largest = torch.zeros(0, dtype=torch.int64, device=own.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,30 +40,6 @@ VALUES = 1 << 16
 RECORDED, NOISY, COPIES = "recorded ranks", "one rank and its noise", "one rank, the same for all"
 #: with three consecutive steps a, b, c: (a - 2 b + c) / sqrt(6) is their noise, without a steady drift
 _SPREAD = math.sqrt(6.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Average:
-    """One exchange of one tensor at one step.
-
-    Attributes:
-        exchange: the way, see :mod:`gtrace.training.ways`.
-        energy: ||mean of the ranks' gradients||^2.
-        error: ||what every rank ends with - that mean||^2.
-        sent: bytes that a rank sends, on average.
-        across: the part of them that leaves its node; all of them unless the exchange knows nodes.
-        source: where the ranks' gradients come from.
-    """
-
-    codec: str
-    exchange: str
-    ranks: int
-    energy: float
-    error: float
-    size: int
-    sent: float
-    across: float
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +99,11 @@ def measure_averages(
         work: called with the values exchanged so far and in all.
 
     Yields:
-        (tensor, step, what, :class:`Average` as a dictionary), details of a result file. Combinations that do not fit
-        together (codes that do not add up, ranks that are not whole nodes) are left out.
+        (tensor, step, what, details of a result file). These are ``codec``, ``exchange``, ``ranks`` and ``size``;
+        ``energy``, ||mean of the ranks' gradients||^2; ``error``, ||what every rank ends with - that mean||^2;
+        ``sent``, bytes that a rank sends, on average; ``across``, the part of them that leaves its node, all of them
+        unless the exchange knows nodes; and ``source``, where the ranks' gradients come from. Combinations that do not
+        fit together (codes that do not add up, ranks that are not whole nodes) are left out.
 
     Raises:
         UsageError: nothing to measure.
@@ -146,7 +125,7 @@ def measure_averages(
             if (info.name, step, what) not in done:
                 found = _averaged(codec, name, info, given, count)
                 if found is not None:
-                    yield info.name, step, what, asdict(found)
+                    yield info.name, step, what, found
             ready += min(VALUES, info.size) * count
             if work is not None:
                 work(ready, whole)
@@ -210,7 +189,7 @@ class RankGradients:
         return found
 
 
-def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, ranks: int) -> Average | None:
+def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, ranks: int) -> dict[str, Any] | None:
     values = given.of(ranks)
     size = values[0].size
     options = LinkOptions(RefitSchedule.parse("once"), given.seed, vectors.ENGINE)
@@ -230,14 +209,14 @@ def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, r
     node = int(name.partition(":")[2] or 1)
     nodes = np.arange(ranks) // node
     across = sent[nodes[:, None] != nodes[None, :]].sum()
-    return Average(
-        codec=str(codec),
-        exchange=name,
-        ranks=ranks,
-        energy=float(mean @ mean),
-        error=float(off @ off),
-        size=size,
-        sent=float(sent.sum()) / ranks,
-        across=float(across) / ranks,
-        source=given.source(ranks),
-    )
+    return {
+        "codec": str(codec),
+        "exchange": name,
+        "ranks": ranks,
+        "energy": float(mean @ mean),
+        "error": float(off @ off),
+        "size": size,
+        "sent": float(sent.sum()) / ranks,
+        "across": float(across) / ranks,
+        "source": given.source(ranks),
+    }

@@ -96,8 +96,7 @@ class Compression:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if optimizer is self._target and any(id(p) not in self._names for p in parameters):
             self._add_names(optimizer.param_groups)
-        ours = {self._names[id(p)]: p for p in parameters if id(p) in self._names}
-        held = {name: p for name, p in ours.items() if p.grad is not None}
+        held = {self._names[id(p)]: p for p in parameters if id(p) in self._names and p.grad is not None}
         if not held:
             return
         for name, parameter in held.items():
@@ -105,11 +104,7 @@ class Compression:
                 raise UsageError(f"compress: the gradient of {name} is sparse; codecs take dense ones")
         exchanged = self._exchange.step(self.steps, [{name: read_gradient(p) for name, p in held.items()}])
         for name, parameter in held.items():
-            decoded = exchanged.gradients.get(name)
-            if decoded is None:
-                parameter.grad = None
-            else:
-                write_gradient(parameter, decoded)
+            write_gradient(parameter, exchanged.gradients.get(name))
         self._warn(exchanged)
         tally = exchanged.tally
         if self._tracking is not None:
@@ -211,8 +206,11 @@ def read_gradient(parameter: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     return values if scale == 1.0 else values / values.new_full((), scale)
 
 
-def write_gradient(parameter: torch.Tensor, found: Vector, scale: float = 1.0) -> None:
-    """Undo :func:`read_gradient`, in place: whoever holds the gradient sees the new values."""
+def write_gradient(parameter: torch.Tensor, found: Vector | None, scale: float = 1.0) -> None:
+    """Undo :func:`read_gradient`, in place: whoever holds the gradient sees the new values. None leaves no gradient."""
+    if found is None:
+        parameter.grad = None
+        return
     assert parameter.grad is not None
     values = torch.as_tensor(found)
     own_values(parameter.grad).copy_(values if scale == 1.0 else values * scale)

@@ -120,11 +120,8 @@ def unpack(frame: bytes, count: int) -> list[Message | NotFinite | None]:
     place = HEADER_BYTES * count
     found: list[Message | NotFinite | None] = []
     for shared_length, payload_length in headers.tolist():
-        if payload_length == _NOT_FINITE:
-            found.append(NOT_FINITE)
-            continue
-        if payload_length == 0:
-            found.append(None)
+        if payload_length in (0, _NOT_FINITE):
+            found.append(NOT_FINITE if payload_length else None)
             continue
         shared = None
         if shared_length:

@@ -23,7 +23,6 @@ from gtrace.training.ways import ALL_GATHER, SERVED, averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias
 
     from torch import nn
 
@@ -31,10 +30,8 @@ if TYPE_CHECKING:
     from gtrace.codecs.link import LinkOptions
     from gtrace.training.exchange import Nonfinite
     from gtrace.training.frames import Exchanging
+    from gtrace.training.outer import Tensors
     from gtrace.training.ranks import Values
-
-    #: name of a parameter -> a tensor of its shape
-    Tensors: TypeAlias = dict[str, torch.Tensor]
 
 T = TypeVar("T")
 #: Adam's, which the two of one bit keep
@@ -46,7 +43,6 @@ class JointOptimizer(ABC):
 
     Args:
         model: this rank's model; the gradients are those of its parameters, and may differ between ranks.
-        rules: the codec of each tensor.
         codecs: this rank's codecs.
 
     Attributes:
@@ -61,14 +57,13 @@ class JointOptimizer(ABC):
     #: whether a server averages what goes through codecs, and sends it on through them
     served = False
 
-    def __init__(self, model: nn.Module, rules: CodecTable, codecs: RankCodecs) -> None:
+    def __init__(self, model: nn.Module, codecs: RankCodecs) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.weights: Tensors = {name: p.detach() for name, p in self.parameters.items()}
         self.codecs = codecs
         self.steps = 0
         self.sent: dict[str, vectors.Vector] = {}
         self.arrived: dict[str, vectors.Vector] = {}
-        self._rules = rules
         self._exchanges = 0
         #: name of a buffer -> its tensors
         self._buffers: dict[str, Tensors] = {}
@@ -96,11 +91,7 @@ class JointOptimizer(ABC):
 
     def common(self) -> Tensors:
         """The weights that all ranks have in common: those after the last exchange."""
-        return self._start() or self.weights
-
-    def _start(self) -> Tensors:
-        """The weights at the beginning of a round in which ranks step alone; empty between rounds."""
-        return {}
+        return self.weights
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank, as numbers, text and tensors; the weights are the model's."""
@@ -144,7 +135,7 @@ class JointOptimizer(ABC):
         sent: list[Values] = []
         for name, value in values.items():
             array = value.detach().reshape(-1).numpy().copy()
-            whole.append(Piece(name, self._rules.choose(name, array.size), array.size, None, tuple(value.shape)))
+            whole.append(Piece(name, self.codecs.rules.choose(name, array.size), array.size, None, tuple(value.shape)))
             finite = not vectors.count_nonfinite(array)
             sent.append(array if finite else NOT_FINITE)
             if finite:
@@ -169,14 +160,14 @@ class OneBitAdam(JointOptimizer):
     one server and one scale; DeepSpeed's server has a scale for each rank's chunk.
 
     Args:
-        model, rules, codecs: see :class:`JointOptimizer`.
+        model, codecs: see :class:`JointOptimizer`.
         warmup: number of exact steps.
     """
 
     served = True
 
-    def __init__(self, model: nn.Module, rules: CodecTable, codecs: RankCodecs, *, warmup: int) -> None:
-        super().__init__(model, rules, codecs)
+    def __init__(self, model: nn.Module, codecs: RankCodecs, *, warmup: int) -> None:
+        super().__init__(model, codecs)
         self._warmup = warmup
 
     def _step(self, lr: float, *, last: bool) -> Exchanging[None]:
@@ -202,7 +193,7 @@ class ZeroOneAdam(JointOptimizer):
     exchange have error feedback if the codec has it; it starts again when the second moment is frozen.
 
     Args:
-        model, rules, codecs: see :class:`JointOptimizer`.
+        model, codecs: see :class:`JointOptimizer`.
         warmup: steps until the second moment is frozen.
         every: longest interval between exchanges.
         doubling: steps after which the interval doubles.
@@ -212,10 +203,8 @@ class ZeroOneAdam(JointOptimizer):
     #: exact steps with the same interval, kappa of the paper
     KAPPA = 16
 
-    def __init__(
-        self, model: nn.Module, rules: CodecTable, codecs: RankCodecs, *, warmup: int, every: int, doubling: int
-    ) -> None:
-        super().__init__(model, rules, codecs)
+    def __init__(self, model: nn.Module, codecs: RankCodecs, *, warmup: int, every: int, doubling: int) -> None:
+        super().__init__(model, codecs)
         self._warmup, self._every, self._doubling = warmup, every, doubling
         #: interval and number of exact steps; interval and number of local steps; sum of learning rates
         self._schedule = {"exact": 1, "exacts": 0, "local": 1, "locals": 0, "rates": 0.0}
@@ -268,23 +257,22 @@ class ZeroOneAdam(JointOptimizer):
             schedule["locals"] = 0
             schedule["local"] = min(self._every, 2 * schedule["local"])
 
-    def _start(self) -> Tensors:
-        return self._buffers.get("common", {})
+    def common(self) -> Tensors:
+        """The weights at the beginning of a round in which ranks step alone."""
+        return self._buffers.get("common", self.weights)
 
 
 class LocalSteps(JointOptimizer):
     """DiLoCo: each rank steps alone, and every H steps the averaged change of the weights is an outer gradient.
 
     Args:
-        model, rules, codecs: see :class:`JointOptimizer`.
+        model, codecs: see :class:`JointOptimizer`.
         inner: this rank's own optimizer.
         every: H.
     """
 
-    def __init__(
-        self, model: nn.Module, rules: CodecTable, codecs: RankCodecs, *, inner: torch.optim.Optimizer, every: int
-    ) -> None:
-        super().__init__(model, rules, codecs)
+    def __init__(self, model: nn.Module, codecs: RankCodecs, *, inner: torch.optim.Optimizer, every: int) -> None:
+        super().__init__(model, codecs)
         self._inner, self._every = inner, every
         self._outer = OuterNesterov()
 
@@ -307,8 +295,9 @@ class LocalSteps(JointOptimizer):
             average = yield from self._coded(self._outer.change(self.weights))
             self._outer.end(self.weights, average)
 
-    def _start(self) -> Tensors:
-        return self._outer.anchors
+    def common(self) -> Tensors:
+        """The weights at the beginning of a round in which ranks step alone."""
+        return self._outer.anchors or self.weights
 
 
 class JointWorkers:
@@ -318,14 +307,14 @@ class JointWorkers:
         self,
         model: nn.Module,
         workers: int,
-        make: Callable[[nn.Module, CodecTable, RankCodecs], JointOptimizer],
+        make: Callable[[nn.Module, RankCodecs], JointOptimizer],
         rules: CodecTable,
         options: LinkOptions,
     ) -> None:
         self.models = [copy.deepcopy(model) for _ in range(workers)]
         places = [SimulatedRank(rank, workers) for rank in range(workers)]
         self._ranks = [
-            make(one, rules, RankCodecs(rules, options, place, common=False))
+            make(one, RankCodecs(rules, options, place, common=False))
             for one, place in zip(self.models, places, strict=True)
         ]
 

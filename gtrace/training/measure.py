@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -284,21 +284,9 @@ class NoiseAhead:
 _ROUNDING = 1e-10
 
 
-class Quadrature(NamedTuple):
-    """A sum for x' f(G) x: ``weights @ f(nodes)``.
-
-    Attributes:
-        nodes: float64[k], ascending, between the least and the largest eigenvalue of G.
-        weights: float64[k], not negative; their sum is ||x||^2.
-    """
-
-    nodes: NDArray[np.float64]
-    weights: NDArray[np.float64]
-
-
 def quadrature(
     product: Callable[[NDArray[np.float64]], NDArray[np.float64]], start: NDArray[np.float64], steps: int = 15
-) -> Quadrature:
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Gauss quadrature by Lanczos (Golub and Meurant 2010, chapter 4; Ubaru, Chen and Saad 2017).
 
     k products make the sum exact for polynomials f up to degree 2 k - 1. One quadrature serves any number of functions.
@@ -310,11 +298,12 @@ def quadrature(
         steps: the most products; fewer if they leave nothing new, and then the sum is exact.
 
     Returns:
-        Nodes and weights; none for x = 0.
+        nodes and weights of a sum for x' f(G) x, ``weights @ f(nodes)``; none for x = 0. Nodes ascend between the least
+        and the largest eigenvalue of G; weights are not negative, and their sum is ||x||^2.
     """
     size = float(np.linalg.norm(start))
     if size == 0:
-        return Quadrature(np.empty(0), np.empty(0))
+        return np.empty(0), np.empty(0)
     basis = np.empty((min(steps, start.size), start.size))
     diagonal, beside = list[float](), list[float]()
     vector, largest = start / size, 0.0
@@ -331,4 +320,4 @@ def quadrature(
         beside.append(left)
         vector /= left
     nodes, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
-    return Quadrature(nodes, size**2 * vectors[0] ** 2)
+    return nodes, size**2 * vectors[0] ** 2

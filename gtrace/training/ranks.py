@@ -84,6 +84,7 @@ class RankCodecs:
         first: number of this group's first rank among the workers of all groups, part of the keys.
 
     Attributes:
+        rules: the codec of each tensor.
         tally: this rank's traffic since the tally was last replaced.
         allocates: tensors share something out among themselves, and must be exchanged in one call.
     """
@@ -97,7 +98,7 @@ class RankCodecs:
         common: bool,
         first: int = 0,
     ) -> None:
-        self.tally = Tally()
+        self.rules, self.tally = rules, Tally()
         self._first = first
         self.allocates = any(codec.allocates for codec in rules.codecs)
         self._options, self.place, self._common = options, place, common
@@ -178,18 +179,16 @@ class RankCodecs:
             if array is None or isinstance(array, NotFinite):
                 messages.append(array)
                 continue
-            sender = self._senders.get((role, piece.name)) or self.sender(piece, role)
+            sender = self.sender(piece, role)
             before = sender.fit_seconds
             message = sender.send(array, step)
             messages.append(message)
             tally.fit_seconds += sender.fit_seconds - before
-            payload_bits = 8 * (len(message.payload) - ENVELOPE_BYTES)
-            shared_bits = 8 * len(message.shared or b"")
             if role == "up":
-                tally.payload_bits += payload_bits
-                tally.shared_bits += shared_bits
+                tally.payload_bits += message.payload_bits
+                tally.shared_bits += message.shared_bits
             else:
-                tally.down_bits += payload_bits + shared_bits
+                tally.down_bits += message.payload_bits + message.shared_bits
             tally.envelope_bits += 8 * ENVELOPE_BYTES
         tally.frame_bits += 8 * HEADER_BYTES * len(pieces)
         return messages

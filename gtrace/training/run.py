@@ -10,8 +10,7 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from gtrace.training.ranks import RankCodecs
     from gtrace.training.settings import Kind, StudySettings
     from gtrace.training.tasks import Evaluation, Task
-    from gtrace.training.vectors import Vector
     from gtrace.training.weights import WeightLevels
 
 #: builders of ``settings.OPTIMIZERS``
@@ -124,15 +122,6 @@ class RunResult:
     def from_plain(cls, saved: Mapping[str, Any]) -> RunResult:
         """Undo :meth:`to_plain`."""
         return cls(**{**saved, "tally": Tally(**saved["tally"])})
-
-
-class _Update(NamedTuple):
-    """A step of the weights: its costs, bad gradients, and what was measured in these seconds of CPU time."""
-
-    tally: Tally
-    bad: Sequence[Bad]
-    measured: Mapping[str, float] = MappingProxyType({})
-    seconds: float = 0.0
 
 
 class TrainingRun:
@@ -220,17 +209,17 @@ class TrainingRun:
         make = _OPTIMIZERS.get("adam" if settings.method in JOINT else settings.optimizer)
         return self._task.optimizer(model, settings.lr) if make is None else make(model.parameters(), settings.lr)
 
-    def _joint_optimizer(self, model: nn.Module, rules: CodecTable, codecs: RankCodecs) -> JointOptimizer:
+    def _joint_optimizer(self, model: nn.Module, codecs: RankCodecs) -> JointOptimizer:
         """One worker's optimizer, which exchanges by itself."""
         settings = self._settings
         if settings.method == "onebit-adam":
-            return OneBitAdam(model, rules, codecs, warmup=settings.warmup)
+            return OneBitAdam(model, codecs, warmup=settings.warmup)
         if settings.method == "zeroone-adam":
             every = settings.every or JOINT["zeroone-adam"] or 1
             # By the end of training the interval has reached its limit.
             doubling = max(1, (settings.steps - settings.warmup) // every.bit_length())
-            return ZeroOneAdam(model, rules, codecs, warmup=settings.warmup, every=every, doubling=doubling)
-        return LocalSteps(model, rules, codecs, inner=self._own_optimizer(model), every=settings.every or 1)
+            return ZeroOneAdam(model, codecs, warmup=settings.warmup, every=every, doubling=doubling)
+        return LocalSteps(model, codecs, inner=self._own_optimizer(model), every=settings.every or 1)
 
     def advance(self, step: int) -> Iterator[dict[str, Any]]:
         """Make a step, and test the model if that is due; yields the run log's records, warnings among them."""
@@ -280,9 +269,13 @@ class TrainingRun:
         # One worker's bad batch is not a divergence: that needs every worker's loss to be non-finite.
         loss = _mean([value for value in losses if math.isfinite(value)])
         chosen = {} if self._control is None else self._control.before(step, loss, gradients)
-        update = self._exchange_and_step(step, gradients) if self._joint is None else self._step_jointly(step, lr)
-        tally, bad = update.tally, update.bad
-        seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed) - update.seconds
+        measured: dict[str, float] = {}
+        measuring = 0.0
+        if self._joint is None:
+            tally, bad, measured, measuring = self._exchange_and_step(step, gradients)
+        else:
+            tally, bad = self._step_jointly(self._joint, step, lr)
+        seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed) - measuring
         result.steps = step + 1
         result.seconds += seconds
         result.tally.add(tally)
@@ -312,15 +305,21 @@ class TrainingRun:
         if self._settings.network is not None:
             record["sim_seconds"] = self._simulated(self._settings.network, tally, seconds)
         yield record
-        if update.measured:
-            yield {"type": "measure", **self.label, "step": step, **update.measured}
+        if measured:
+            yield {"type": "measure", **self.label, "step": step, **measured}
         for error in errors:
             yield {"type": "shadow", **self.label, "step": step, **dataclasses.asdict(error)}
         yield from map(warning, self._report(bad, step))
         return record
 
-    def _exchange_and_step(self, step: int, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> _Update:
-        """Exchange the workers' gradients, and step with the average."""
+    def _exchange_and_step(
+        self, step: int, gradients: Sequence[Mapping[str, NDArray[np.float32]]]
+    ) -> tuple[Tally, Sequence[Bad], dict[str, float], float]:
+        """Exchange the workers' gradients, and step with the average.
+
+        Returns:
+            costs, bad gradients, what was measured, and the CPU time of that.
+        """
         every, clip = self._settings.measure, self._clip
         measurement = Measurement(self._optimizer, dict(self._named)) if every and step % every == 0 else None
         exchanged = self._exchange.step(step, gradients, None if measurement is None else measurement.add)
@@ -333,26 +332,32 @@ class TrainingRun:
             averaged = exchanged.gradients.get(name)
             parameter.grad = None if averaged is None else torch.from_numpy(averaged).to(parameter.device)
         norm = None if clip is None else torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
-        update = _Update(tally, bad)
+        measured: dict[str, float] = {}
+        seconds = 0.0
         if measurement is not None:
             began = time.process_time()
             clipped = 1.0 if clip is None or norm is None else min(1.0, clip / (float(norm) + _CLIP_EPSILON))
-            costs = self._noise_costs(step, gradients, exchanged.gradients, clipped)
+            # What the codec's noise costs over the steps that are left.
+            ratio = math.nan
+            if not self._ahead.why and self._exchange.noisy:
+                rates = [self._learning_rate(k) for k in range(step, self._settings.steps)]
+                with self.weights.in_place():
+                    ratio = self._ahead.ratio(step, gradients, exchanged.gradients, clipped, _mean(rates))
+            batch = equivalent_batch(self._settings.workers * self._settings.batch_size, ratio)
             seconds = measurement.seconds + time.process_time() - began
-            update = _Update(tally, bad, {**measurement.fields(), **costs}, seconds)
+            measured = {**measurement.fields(), "filtered_ratio": ratio, "equivalent_batch": batch}
         self._optimizer.step()
-        return update
+        return tally, bad, measured, seconds
 
-    def _step_jointly(self, step: int, lr: float) -> _Update:
+    def _step_jointly(self, joint: JointWorkers, step: int, lr: float) -> tuple[Tally, Sequence[Bad]]:
         """Let the workers step with their own gradients, and exchange what their optimizer sends."""
-        assert self._joint is not None, "only such a run does this"
-        bad = self._joint.check(step, self._settings.nonfinite)
-        for model in self._joint.models:
+        bad = joint.check(step, self._settings.nonfinite)
+        for model in joint.models:
             if self._clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), self._clip)
-        tally = self._joint.step(lr, last=step == self._settings.steps - 1)
+        tally = joint.step(lr, last=step == self._settings.steps - 1)
         tally.nonfinite = sum(item.count for item in bad)
-        return _Update(tally, bad)
+        return tally, bad
 
     def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]], list[ShadowError]]:
         """Loss and gradients of each worker on its own batch, and the first worker's shadow."""
@@ -378,22 +383,6 @@ class TrainingRun:
             losses.append(loss.item())
             gradients.append({name: p.grad.cpu().numpy() for name, p in self._named if p.grad is not None})
         return losses, gradients, errors
-
-    def _noise_costs(
-        self,
-        step: int,
-        gradients: Sequence[Mapping[str, NDArray[np.float32]]],
-        averaged: Mapping[str, Vector],
-        clipped: float,
-    ) -> dict[str, float]:
-        """What the codec's noise costs over the steps that are left, see :class:`NoiseAhead`."""
-        ratio = math.nan
-        if not self._ahead.why and self._exchange.noisy:
-            rates = [self._learning_rate(k) for k in range(step, self._settings.steps)]
-            with self.weights.in_place():
-                ratio = self._ahead.ratio(step, gradients, averaged, clipped, _mean(rates))
-        batch = self._settings.workers * self._settings.batch_size
-        return {"filtered_ratio": ratio, "equivalent_batch": equivalent_batch(batch, ratio)}
 
     def _simulated(self, network: Network, tally: Tally, seconds: float) -> float:
         """Duration of a step over the network; adds it to the result and passes it to the policy's next choice."""

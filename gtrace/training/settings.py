@@ -342,7 +342,7 @@ def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings)
     named = [str(item) for item in codecs[1:] if item not in tables] or ([] if tables else [str(codecs[0])])
     if task not in task_names() or not all(item.source for item in tables):
         return ""
-    options: dict[str, object] = {
+    options: dict[str, object | None] = {
         "--task": task,
         "--workers": settings.workers,
         "--steps": settings.steps,
@@ -352,25 +352,20 @@ def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings)
         "--refit": settings.refit,
         "--nonfinite": settings.nonfinite,
         "--eval-every": settings.eval_every,
+        "--seeds": settings.seeds if settings.seeds > 1 else None,
+        "--optimizer": settings.optimizer or None,
+        "--every": settings.every,
+        "--clip": settings.clip,
+        "--weights": ",".join(map(str, settings.weights)) or None,
+        "--network": None if settings.network is None else settings.network.spec,
+        "--min-size": settings.min_size or None,
+        "--down": settings.down or None,
+        "--kind": settings.kind if settings.kind != "weight" else None,
+        "--layers": settings.layers if settings.kind != "weight" else None,
+        "--shadow": settings.shadow,
+        "--measure": settings.measure,
     }
-    if settings.seeds > 1:
-        options["--seeds"] = settings.seeds
-    for name in ("optimizer", "every", "clip"):
-        if getattr(settings, name):
-            options[f"--{name}"] = getattr(settings, name)
-    if settings.weights:
-        options["--weights"] = ",".join(map(str, settings.weights))
-    if settings.network is not None:
-        options["--network"] = settings.network.spec
-    if settings.min_size:
-        options["--min-size"] = settings.min_size
-    if settings.down:
-        options["--down"] = settings.down
-    if settings.kind != "weight":
-        options |= {"--kind": settings.kind, "--layers": settings.layers}
-    for name in ("shadow", "measure"):
-        if getattr(settings, name) is not None:
-            options[f"--{name}"] = getattr(settings, name)
+    options = {name: value for name, value in options.items() if value is not None}
     policies = settings.policies
     chosen = [] if policies == (PolicySpec(),) else [("--policy", policy) for policy in policies]
     pairs = [*(("--plan", item.source) for item in tables), *options.items(), *chosen]

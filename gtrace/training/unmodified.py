@@ -36,7 +36,7 @@ from gtrace.torch_hooks.processes import (
     release_signals,
     seed_libraries,
 )
-from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
+from gtrace.torch_hooks.steps import Patch, Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
 from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook, keep_own
 from gtrace.training.exchange import Exchange, Tally
@@ -87,7 +87,7 @@ class ScriptTraining:
             self._hooks.after = self._after_step
         self._log = ScriptLog(options, self._rules, on_record, self._warn)
         self._handle: Any = None
-        self._patches: list[tuple[Any, str, Any, Any]] = []
+        self._patches: list[Patch] = []
         self._call_off: Callable[[], None] = lambda: None
         self._owner = os.getpid()
         #: number of each optimizer, and how many times its gradients went through the codec
@@ -128,9 +128,8 @@ class ScriptTraining:
             self._handle.remove()
             self._handle = None
             self._call_off()
-            for owner, name, original, ours in reversed(self._patches):
-                if vars(owner)[name] is ours:
-                    setattr(owner, name, original)
+            for patch in reversed(self._patches):
+                patch.use(False)
             self._hooks.remove()
             self.summary.elements = sum(self._sizes.values())
             for text in self._rules.unmatched(self._sizes) if self._sizes else ():
@@ -144,9 +143,8 @@ class ScriptTraining:
 
     def _patch(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         original = vars(owner)[name]
-        ours = functools.wraps(original)(make(original))
-        self._patches.append((owner, name, original, ours))
-        setattr(owner, name, ours)
+        self._patches.append(Patch(owner, name, original, functools.wraps(original)(make(original))))
+        self._patches[-1].use(True)
 
     def _warn(self, text: str) -> None:
         if os.getpid() == self._owner:
@@ -163,7 +161,7 @@ class ScriptTraining:
             original(wrapper, *args, **kwargs)
             if os.getpid() == self._owner and wrapper.process_group.size() > 1:
                 state = self._between_ranks(wrapper.process_group.size(), wrapper.process_group, model=wrapper.module)
-                register = next(original for _, name, original, _ in self._patches if name == "register_comm_hook")
+                register: Any = next(one.original for one in self._patches if one.name == "register_comm_hook")
                 register(wrapper, state, ddp_comm_hook if self._rounds is None else keep_own)
                 for parameter in wrapper.parameters():
                     self._wrapped[parameter] = state
@@ -256,9 +254,7 @@ class ScriptTraining:
         exchanged = self._exchange.step(count, [arrays] * self._options.workers)
         for name, parameter in ours.items():
             decoded = exchanged.gradients.get(name)
-            if decoded is None:
-                parameter.grad = None
-            elif not isinstance(self._rules.choose(name, math.prod(decoded.shape)), Identity):
+            if decoded is None or not isinstance(self._rules.choose(name, math.prod(decoded.shape)), Identity):
                 write_gradient(parameter, decoded, scale)
         for bad in exchanged.bad[:1]:
             self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
@@ -269,7 +265,20 @@ class ScriptTraining:
         number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
         self._counts[optimizer] = number, count + 1
         self.summary.optimizers = max(self.summary.optimizers, number + 1)
-        self._name(optimizer, parameters, number)
+        if all(parameter in self._names for parameter in parameters):
+            return count
+        found = self._parameter_names.of(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
+        for parameter in parameters:
+            if parameter not in self._names:
+                name = found[id(parameter)].name
+                # A layer that took another's place in the model has its name.
+                name = plain = f"opt{number}/{name}" if name in self._sizes else name
+                again = 1
+                while name in self._sizes:
+                    again += 1
+                    name = f"{plain}#{again}"
+                self._names[parameter] = name
+                self._sizes[name] = (parameter if parameter in self._wrapped else local_part(parameter)).numel()
         return count
 
     def _begin_round(self, rounds: ProgramRounds, optimizer: Optimizer) -> None:
@@ -317,22 +326,6 @@ class ScriptTraining:
             if rounds.comparison is not None:
                 self._comparison = rounds.comparison
                 self.summary.comparisons.append(rounds.comparison)
-
-    def _name(self, optimizer: Optimizer, parameters: list[torch.Tensor], number: int) -> None:
-        if all(parameter in self._names for parameter in parameters):
-            return
-        found = self._parameter_names.of(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
-        for parameter in parameters:
-            if parameter not in self._names:
-                name = found[id(parameter)].name
-                # A layer that took another's place in the model has its name.
-                name = plain = f"opt{number}/{name}" if name in self._sizes else name
-                again = 1
-                while name in self._sizes:
-                    again += 1
-                    name = f"{plain}#{again}"
-                self._names[parameter] = name
-                self._sizes[name] = (parameter if parameter in self._wrapped else local_part(parameter)).numel()
 
     def _told_step(self, step: OptimizerStep) -> None:
         """An optimizer is about to step; where many step inside of a backward pass, all of them have."""
@@ -398,15 +391,12 @@ def _train_here(settings: Mapping[str, Any]) -> None:
     child = training(settings)
     child.start()
 
-    def end() -> None:
-        child.finish()
-
     def leave(exit_code: int) -> int:
-        end()
+        child.finish()
         return exit_code
 
     _open.enter_context(before_abrupt_exit(leave))
-    before_shutdown(end)
+    before_shutdown(child.finish)
 
 
 #: until the process ends

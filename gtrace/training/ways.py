@@ -18,7 +18,6 @@ import numpy as np
 from gtrace.codecs import Composed
 from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.link import on_host
-from gtrace.codecs.parts import Parts
 from gtrace.codecs.wrappers import Wrapper
 from gtrace.coding import pack_fixed, unpack_fixed, width_for
 from gtrace.errors import UsageError, suggest

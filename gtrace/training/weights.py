@@ -128,8 +128,6 @@ class QuantizedWeights:
     def __init__(self, model: nn.Module, levels: WeightLevels | None, refit: RefitSchedule) -> None:
         self.levels = levels
         self._parameters = {} if levels is None else inner_weights(model)
-        self.names = tuple(self._parameters)
-        self.elements = sum(p.numel() for p in self._parameters.values())
         self.error = math.nan
         self._refit = refit
         self._fitted: dict[str, NDArray[np.float64]] = {}
@@ -171,7 +169,8 @@ class QuantizedWeights:
     def describe(self) -> dict[str, Any]:
         """Levels, bits per weight, number of quantized weights, and their tensors."""
         bits = 32.0 if self.levels is None else self.levels.bits
-        return {"levels": str(self.levels), "bits": bits, "elements": self.elements, "tensors": list(self.names)}
+        elements = sum(p.numel() for p in self._parameters.values())
+        return {"levels": str(self.levels), "bits": bits, "elements": elements, "tensors": list(self._parameters)}
 
     def to_arrays(self) -> dict[str, Any]:
         """The state for later steps, besides the weights."""

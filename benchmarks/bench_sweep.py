@@ -24,8 +24,9 @@ import gtrace
 from gtrace.codecs import codec
 from gtrace.codecs.level_sets import LevelSets
 from gtrace.metrics import Reference
-from gtrace.sketch import MomentSketch
-from gtrace.sweep import ResultStore, expand, gradients, replay, sources
+from gtrace.sketch import MomentSketch, SketchSet
+from gtrace.sweep import ResultStore, expand, replay, sources
+from gtrace.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,9 +76,9 @@ def least(tasks: dict[str, Callable[[], object]], turns: int, clock: Callable[[]
 
 #: where time goes: what is clocked -> the functions that do it
 STAGES: dict[str, tuple[tuple[object, str], ...]] = {
-    "read": ((gradients.Gradients, "read"),),
+    "read": ((Trace, "read"),),
     "totals and checks of values": ((sources, "count_nonfinite"), (Reference, "__init__")),
-    "sketch": ((MomentSketch, "from_spec"),),
+    "sketch": ((MomentSketch, "from_spec"), (SketchSet, "of_values")),
     "closed forms": ((LevelSets, "judge"), (LevelSets, "fit"), (LevelSets, "expect"), (LevelSets, "differ")),
     "rows": ((replay, "expected_columns"),),
     "store": ((ResultStore, "create"), (ResultStore, "add"), (ResultStore, "close")),

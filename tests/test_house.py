@@ -10,12 +10,12 @@ ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
     "files": 265,
-    "lines": 78_627,
-    "functions of one statement": 1_225,
+    "lines": 78_548,
+    "functions of one statement": 1_214,
     "of these below 100 lines, codecs and commands aside": 1,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 204,
+    "imports inside functions": 202,
     "cycles inside packages": 0,
     "class names used twice": 0,
     "definitions of encode and decode in codecs": 9,

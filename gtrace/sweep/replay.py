@@ -95,8 +95,8 @@ def split(wanted: Wanted, job: Job) -> tuple[list[Group], Wanted]:
 _NOTHING = Seen(Totals(0, 0.0, 0.0), 0)
 #: elements of the largest tensor that goes through its steps with others, and of all of them together
 _SMALL, _TOGETHER = 1 << 13, 1 << 15
-#: batches for each of several workers, so that they end together
-_EACH = 4
+#: batches for each of several workers, so that they end together, and the fewest tensors that a batch is cut to
+_EACH, _FEWEST = 4, 4
 
 
 def batches(gradients: Gradients, jobs: Sequence[Job], workers: int) -> list[tuple[Job, ...]]:
@@ -104,7 +104,7 @@ def batches(gradients: Gradients, jobs: Sequence[Job], workers: int) -> list[tup
     found: list[list[Job]] = []
     latest: dict[Hashable, list[Job]] = {}
     small = [job for job in jobs if _goes_along(gradients, job)]
-    most = len(small) if workers == 1 else -(-len(small) // (_EACH * workers))
+    most = len(small) if workers == 1 else max(_FEWEST, -(-len(small) // (_EACH * workers)))
     for job in small:
         key = job.steps, job.windows, job.dtype_bits, job.among
         batch = latest.get(key, [])

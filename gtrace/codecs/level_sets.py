@@ -174,8 +174,8 @@ class LevelSets:
             if arrays:
                 grid, state = self._grids[place % len(self.codecs)], State(0, arrays)
                 each[place] = grid.levels(state).astype(np.float64)
-                told = grid.fitted(state)
-                known[place] = -1 if told is None else told.size
+                fit = grid.fitted(state)
+                known[place] = -1 if fit is None else fit.size
         sizes = np.array([levels.size for levels in each])
         symbols = 2 * sizes - self._of_each(self.has_zero, tensors)
         return Grids(
@@ -239,8 +239,8 @@ class LevelSets:
         seen = np.repeat(size - exact > 0, len(self.codecs))
         adopted = self._of_each(self._huffman, len(sketches)) & (gain > numbers[:, _symbols.SENT]) & seen
         code = np.where(adopted, numbers[:, _symbols.SENT] / 8, 0)
-        told = adopted | (grids.known >= 0)
-        sent = np.where(told, SHARED_HEAD + 4 * np.maximum(grids.known, 0) + code, 0).astype(np.int64)
+        news = adopted | (grids.known >= 0)
+        sent = np.where(news, SHARED_HEAD + 4 * np.maximum(grids.known, 0) + code, 0).astype(np.int64)
         return LevelFit(grids, adopted, judged.lengths, sent)
 
     def differ(self, a: LevelFit, b: LevelFit) -> NDArray[np.bool_]:
@@ -248,8 +248,8 @@ class LevelSets:
         lengths, levels = np.empty((2, a.sent.size), np.bool_)
         _symbols.differ(a.lengths, a.grids.symbol_starts, b.lengths, b.grids.symbol_starts, lengths)
         _symbols.differ(a.grids.levels, a.grids.starts, b.grids.levels, b.grids.starts, levels)
-        told: NDArray[np.bool_] = (a.grids.known != b.grids.known) | (a.adopted != b.adopted)
-        return levels | told | (a.adopted & lengths)
+        others: NDArray[np.bool_] = (a.grids.known != b.grids.known) | (a.adopted != b.adopted)
+        return levels | others | (a.adopted & lengths)
 
     def expect(self, judged: Judged, fitted: LevelFit) -> Expectations:
         """The average result of one encoding of the sketched tensors with this fit; ``judged`` with its levels."""

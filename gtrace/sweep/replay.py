@@ -108,8 +108,8 @@ def batches(gradients: Gradients, jobs: Sequence[Job], workers: int) -> list[tup
     for job in small:
         key = job.steps, job.windows, job.dtype_bits, job.among
         batch = latest.get(key, [])
-        alike = batch and (batch[0].wanted, batch[0].names) == (job.wanted, job.names)
-        if not alike or len(batch) >= most or sum(each.size for each in batch) + job.size > _TOGETHER:
+        same = batch and (batch[0].wanted, batch[0].names) == (job.wanted, job.names)
+        if not same or len(batch) >= most or sum(each.size for each in batch) + job.size > _TOGETHER:
             batch = latest[key] = []
             found.append(batch)
         batch.append(job)

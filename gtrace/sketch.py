@@ -284,7 +284,7 @@ class MomentSketch:
             UsageError: the two were built with different specs.
         """
         found = self.alone.plus(other.alone, np.array([own], float), np.array([others], float))[0]
-        return found if moments is None else replace(found, bucket_moments=moments)
+        return found if found.bucket_moments is moments else replace(found, bucket_moments=moments)
 
     def scaled(self, mass: float, energy: float | None = None) -> MomentSketch:
         """The same law with another weight.

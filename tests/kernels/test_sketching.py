@@ -1,5 +1,7 @@
 """Bins of a sketch: blocks of them, expectations that walk over blocks instead of bins, and merging."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -124,3 +126,12 @@ def test_sketches_of_several_tensors_are_those_of_each(spec, steps):
             np.testing.assert_array_equal(found[place].rows, sketch.rows)
             np.testing.assert_array_equal(many.numbers[place], sketch.bins()[5:])
     assert sets[0].bare().energies.tolist() == sets[0].energies.tolist()
+
+
+def test_moments_of_buckets_are_merged_if_both_are_known():
+    spec = SummarySpec("l2", 64, bucket_moments=True)
+    first, second = (MomentSketch.from_spec(np.arange(1.0, size), spec) for size in (200, 90))
+    merged = np.concatenate([first.bucket_moments, second.bucket_moments])
+    np.testing.assert_array_equal((first + second).bucket_moments, merged)
+    assert (first + replace(second, bucket_moments=None)).bucket_moments is None
+    assert (first.size, (first + second).size) == (199, 288)

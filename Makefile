@@ -42,7 +42,7 @@ $(VENV)/.collected: $(VENV)/.tested
 	touch $@
 
 tests: $(VENV)/.collected
-	$(pytest) -n 2
+	$(pytest) -n 2 --max-worker-restart 0
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -134,6 +134,7 @@ class Command:
 
     def __exit__(self, *_):
         if self.returncode is None:
+            self.stdout.close()  # a child of the process may go on, and hold the other end
             self.end(signal.SIGKILL)
 
     def end(self, by=None):

@@ -20,6 +20,7 @@ from gtrace.capture.layout import RowLayout, moments_of, second_moments, shape_a
 from gtrace.capture.neural import NeuralRecorder
 from gtrace.capture.options import AutomaticSteps, TensorSelection
 from gtrace.capture.summary import CaptureSummary, disk_usage
+from gtrace.capture.waiting import PATIENCE
 from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
 from gtrace.settings import KINDS
@@ -188,10 +189,10 @@ class Recorder:
             self._writer.close("interrupted", dict)
             raise
 
-    def pause(self, patience: float) -> Callable[[], None] | None:
-        """Let no row be written until the result is called; None if one takes longer than this many seconds."""
+    def pause(self) -> Callable[[], None] | None:
+        """Let no row be written until the result is called; None if one takes longer than ``PATIENCE``."""
         busy = self._writer.busy
-        return busy.release if busy.acquire(timeout=patience) else None
+        return busy.release if busy.acquire(timeout=PATIENCE) else None
 
     def abandon(self) -> None:
         """Stop watching in a forked child. It has no thread that writes, and the rows so far are its parent's."""

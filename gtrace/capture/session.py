@@ -196,9 +196,9 @@ class CaptureSession:
         if self._recorder is not None and not self.in_child:
             self._recorder.hooks.hand(gradients, loss, lr)
 
-    def pause(self, patience: float) -> Callable[[], None] | None:
-        """Let no row be written until the result is called; None if one takes longer than this many seconds."""
-        return (lambda: None) if self._recorder is None else self._recorder.pause(patience)
+    def pause(self) -> Callable[[], None] | None:
+        """Let no row be written until the result is called; None if one takes longer than ``PATIENCE``."""
+        return (lambda: None) if self._recorder is None else self._recorder.pause()
 
     def successor(self) -> CaptureSession:
         """In a forked child: stop watching for the parent, and return the child's own session."""
@@ -308,8 +308,7 @@ def captured(session: CaptureSession, options: CaptureOptions, attrs: Mapping[st
 _active: list[CaptureSession] = []
 #: the forked child that this process is
 _child: _Child | None = None
-#: seconds that a fork may wait for a row that is being written, and what lets the next one be written
-_PATIENCE = 2.0
+#: lets the next row be written after a fork, which waited for one; None if it did in vain
 _resume: Callable[[], None] | None = None
 
 
@@ -334,7 +333,7 @@ def _watch_forks() -> None:
 def _before_fork() -> None:
     """Wait until the row that is being written is done: a child would inherit the locks of the thread that writes."""
     global _resume  # noqa: PLW0603 - what a process is
-    _resume = _active[-1].pause(_PATIENCE) if _active else None
+    _resume = _active[-1].pause() if _active else None
 
 
 def _after_fork_in_parent() -> None:

@@ -296,6 +296,42 @@ def test_each_forked_child_that_trains_has_its_own_group_and_ends_as_it_would(tm
         assert torch.equal(torch.load(tmp_path / f"{seed}.pt")[1], weights)
 
 
+#: Its writer writes nothing until a child, which was forked in the meantime, has trained and ended.
+STUCK = """
+    import os, sys, threading, torch
+    from gtrace.capture import recorder
+    from gtrace.capture.writer import AsyncWriter
+
+    recorder.PATIENCE = 0.1
+    ended, write = threading.Event(), AsyncWriter._write
+    AsyncWriter._write = lambda self, row: ended.wait() and write(self, row)
+
+    def train():
+        w = torch.nn.Parameter(torch.ones(5))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        w.square().sum().backward()
+        optimizer.step()
+
+    train()
+    if (child := os.fork()) == 0:
+        train()
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    ended.set()
+"""
+
+
+def test_a_child_that_is_forked_while_a_step_is_written_lives_as_without_capture(tmp_path):
+    write_script(tmp_path / "train.py", STUCK)
+    result = run_gtrace("capture", "-o", "run.zarr", "train.py", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "7\n")
+    assert result.stderr.count("warning") == 1
+    assert "capture could not start: TimeoutError: this child was forked while its parent wrote a step" in result.stderr
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert [trace.steps(info.name).tolist() for info in trace.tensors] == [[0]]
+        assert trace.status == "complete"
+
+
 @pytest.fixture
 def live(path, monkeypatch):
     """A process that a captured program launched, from its import of torch to its end; here it is this one."""

@@ -303,8 +303,8 @@ STUCK = """
     from gtrace.capture.writer import AsyncWriter
 
     recorder.PATIENCE = 0.1
-    ended, write = threading.Event(), AsyncWriter._write
-    AsyncWriter._write = lambda self, row: ended.wait() and write(self, row)
+    begun, ended, write = threading.Event(), threading.Event(), AsyncWriter._write
+    AsyncWriter._write = lambda self, row: begun.set() or (ended.wait() and write(self, row))
 
     def train():
         w = torch.nn.Parameter(torch.ones(5))
@@ -313,6 +313,7 @@ STUCK = """
         optimizer.step()
 
     train()
+    begun.wait()
     if (child := os.fork()) == 0:
         train()
         sys.exit(7)

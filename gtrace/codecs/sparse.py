@@ -20,6 +20,7 @@ from gtrace.coding.fixed import from_words, read_floats, to_words, width_for, wo
 from gtrace.coding.huffman import CodedBlock, Floats, decode_floats, expected_floats
 from gtrace.coding.sparse import decode_positions, decode_sparse, encode_positions
 from gtrace.errors import PayloadError, UsageError
+from gtrace.kernels import compare as _compare
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import elias as _elias
 from gtrace.kernels.norms import power_sum
@@ -94,7 +95,7 @@ class LargestOfChunks(Largest):
         whole = x.size - x.size % self.chunk
         rows = magnitudes(x[:whole]).reshape(-1, self.chunk)
         return np.concatenate(
-            [largest_of_rows(rows, kept(self.ratio, self.chunk)), whole + super().positions(x[whole:])]
+            [largest(rows, kept(self.ratio, self.chunk)), whole + super().positions(x[whole:])]
         )
 
 
@@ -487,38 +488,20 @@ def magnitudes(x: Values) -> NDArray[np.uint32]:
 
 
 def largest(ranks: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
-    """Positions, ascending, of the ``count`` largest of uint32[n]; of equal ones those that come first.
+    """Positions, ascending, of the ``count`` largest of uint32[n], or of each row of uint32[rows, n]; those of rows in
+    the whole array. Of equal ones those that come first.
 
     >>> largest(np.array([3, 7, 7, 1, 7], np.uint32), 2).tolist()
     [1, 2]
-    """
-    if count >= ranks.size:
-        return np.arange(ranks.size)
-    if count == 0:
-        return np.empty(0, np.int64)
-    threshold = np.partition(ranks, ranks.size - count)[-count]
-    found = np.flatnonzero(ranks >= threshold)
-    if found.size > count:
-        surplus = np.flatnonzero(ranks[found] == threshold)[count - found.size :]
-        found = np.delete(found, surplus)
-    return found
-
-
-def largest_of_rows(ranks: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
-    """:func:`largest` of each row of uint32[rows, n], as positions in the whole array; ``count`` is 1 to n.
-
-    >>> largest_of_rows(np.array([[3, 7, 7], [2, 1, 0]], np.uint32), 1).tolist()
+    >>> largest(np.array([[3, 7, 7], [2, 1, 0]], np.uint32), 1).tolist()
     [1, 3]
     """
-    last = ranks.shape[1] - count
-    thresholds = np.partition(ranks, last, axis=1)[:, last, None]
-    chosen = ranks >= thresholds
-    crowded = np.flatnonzero(np.count_nonzero(chosen, axis=1) > count)
-    equal = ranks[crowded] == thresholds[crowded]
-    surplus = np.count_nonzero(chosen[crowded], axis=1)[:, None] - count
-    first = np.count_nonzero(equal, axis=1)[:, None] - surplus
-    chosen[crowded] &= ~equal | (np.cumsum(equal, axis=1) <= first)
-    return np.flatnonzero(chosen)
+    rows = ranks.reshape(-1, ranks.shape[-1]) if ranks.size else ranks.reshape(0, 1)
+    if count >= rows.shape[1]:
+        return np.arange(ranks.size)
+    found = np.empty(rows.shape[0] * count + 1, np.int64)
+    _compare.largest(rows, count, found)
+    return found[:-1]
 
 
 def _fixed(positions: NDArray[np.int64], size: int) -> bytes:

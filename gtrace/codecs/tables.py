@@ -17,6 +17,7 @@ from gtrace.codecs.scales import BlockMax
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import rounding as _rounding
+from gtrace.kernels.compare import ascending
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -212,7 +213,7 @@ def _quantile_codes(x: Values) -> NDArray[np.uint16]:
     length = x.size if not portions else _PORTION + (rest - 1) // portions + 1
     parts = (x[start : start + length] for start in range(0, x.size, length))
     # Of sorted values the quantiles are found in less time than it takes to sort them.
-    found = np.array([np.quantile(np.sort(part).astype(np.float64), at) for part in parts], np.float32)
+    found = np.array([np.quantile(ascending(part).astype(np.float64), at) for part in parts], np.float32)
     borders, codes = np.quantile(found.astype(np.float64), at)[1:-1].astype(np.float32), np.empty(x.size, np.uint16)
     _elementwise.round_to_table(x, x.size, np.ones(1, np.float32), borders, codes)
     return codes

@@ -17,6 +17,7 @@ import scipy as sp
 from gtrace.buckets import as_values
 from gtrace.distributions import LogNormal
 from gtrace.errors import UsageError, suggest
+from gtrace.kernels.compare import ascending
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
@@ -300,7 +301,7 @@ class EmpiricalMagnitudes:
             self.zeros, self.size = data.zeros, data.size
         else:
             x = np.abs(as_values(data))
-            x = np.sort(x[np.isfinite(x)]).astype(np.float64)
+            x = ascending(x[np.isfinite(x)]).astype(np.float64)
             self.zeros, self.size = int(np.searchsorted(x, 0.0, side="right")), x.size
             self.points = x[self.zeros :]
             self.mass = np.arange(self.points.size + 1, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Compares a decoded tensor with the exact one, in one pass."""
+"""Compares a decoded tensor with the exact one, in one pass; and order among values."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.norms import BLOCK, LANES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from gtrace.kernels import Floats, Singles
+    from gtrace.kernels import Floats, Ints, Patterns, Singles
 
 #: squared error, |error|, |error| / |g| over non-zero g, g q, q^2, |q|, weighted squared error; then zeros of q and
 #: non-zeros of g
@@ -27,10 +25,10 @@ _STEP = _AHEAD * LANES
 CHUNK = 1024
 #: bins of one sign that :func:`tally` counts into
 BINS = 255 << 10
-#: bits of a digit of the radix sort
-_DIGIT = 8
-_DIGITS = 32 // _DIGIT
-_RADIX = 1 << _DIGIT
+#: bits of a digit of the radix sort, of few keys and of _MANY
+_SHORT, _LONG, _MANY = 8, 11, 1 << 12
+#: keys that are sorted with room for as many
+_ROOM = 1 << 21
 _SHIFT = np.uint32(13)
 _S31 = np.uint32(31)
 _EDGE = np.uint32(0x7FFFE000)
@@ -126,34 +124,154 @@ def compare(g: Singles, q: Singles, w: Floats, out: Floats) -> None:
 
 
 @jit
-def sort_pairs(bits: NDArray[np.uint32], counts: NDArray[np.uint32]) -> None:
-    """Sort the bits of finite float32 values by value, and their counts with them: a radix sort."""
-    n = bits.size
-    places = np.zeros((_DIGITS, _RADIX), np.int64)
-    for i in range(n):
+def sort_pairs(bits: Patterns, counts: Patterns) -> None:
+    """Sort the bits of finite float32 values by value, and their counts with them, as :func:`sort_values` does."""
+    _to_keys(bits)
+    _by_digits(bits, counts, np.empty_like(bits), np.empty_like(counts), 32)
+    _from_keys(bits)
+
+
+@jit
+def ascending(values: Singles) -> Singles:
+    """float32[n], sorted as by :func:`sort_values`."""
+    out = values.copy()
+    sort_values(out)
+    return out
+
+
+@jit
+def sort_values(values: Singles) -> None:
+    """Sort float32 values by the order of their bits in place: a radix sort; -0 comes before 0, NaN after infinity.
+
+    Of more than 2^21, those that agree in their first bits are brought together in place until they are fewer.
+    """
+    keys = values.view(np.uint32)
+    _to_keys(keys)
+    room, none = np.empty(min(keys.size, _ROOM), np.uint32), np.empty(0, np.uint32)
+    heads, ends = np.empty((2, 1 << _LONG), np.uint32)
+    # What is not in order yet: from where to where, and in how many of its lowest bits.
+    parts = np.empty((3 << _LONG, 3), np.int64)
+    parts[0, 0], parts[0, 1], parts[0, 2] = 0, keys.size, 32
+    left = 1
+    while left:
+        left -= 1
+        first, last, below = parts[left]
+        part = keys[first:last]
+        if part.size <= _ROOM:
+            _by_digits(part, none, room[: part.size], none, below)
+            continue
+        shift = (below - 1) // _LONG * _LONG
+        _together(part, np.uint32(shift), heads, ends)
+        for k in range(ends.size):
+            last = first + np.int64(ends[k] - heads[k])
+            if shift and last - first > 1:
+                parts[left, 0], parts[left, 1], parts[left, 2] = first, last, shift
+                left += 1
+            first = last
+    _from_keys(keys)
+
+
+@inline
+def _to_keys(bits: Patterns) -> None:
+    """Bits of float32 values to whole numbers in their order."""
+    for i in range(bits.size):
         # Negative values descend by their bits.
-        key = bits[i] ^ (_EVERY if bits[i] >> _S31 else _SIGN)
-        bits[i] = key
-        for digit in range(_DIGITS):
-            places[digit, (key >> np.uint32(_DIGIT * digit)) & np.uint32(_RADIX - 1)] += 1
-    other_bits, other_counts = np.empty(n, np.uint32), np.empty(n, np.uint32)
-    # An even number of passes, so that the result is in the arrays that were given.
-    for digit in range(_DIGITS):
-        at, shift = 0, np.uint32(_DIGIT * digit)
-        place = places[digit]
-        for k in range(_RADIX):
-            count = place[k]
-            place[k] = at
-            at += count
-        for i in range(n):
-            k = (bits[i] >> shift) & np.uint32(_RADIX - 1)
-            other_bits[place[k]] = bits[i]
-            other_counts[place[k]] = counts[i]
-            place[k] += 1
-        bits, other_bits = other_bits, bits
-        counts, other_counts = other_counts, counts
-    for i in range(n):
-        bits[i] ^= _SIGN if bits[i] >> _S31 else _EVERY
+        bits[i] ^= _EVERY if bits[i] >> _S31 else _SIGN
+
+
+@inline
+def _from_keys(keys: Patterns) -> None:
+    for i in range(keys.size):
+        keys[i] ^= _SIGN if keys[i] >> _S31 else _EVERY
+
+
+@inline
+def _by_digits(keys: Patterns, often: Patterns, other: Patterns, other_often: Patterns, below: int) -> None:
+    """Sort by the lowest ``below`` bits, with counts or without; the other arrays are room for as many."""
+    width = _LONG if keys.size >= _MANY else _SHORT
+    digits, mask = -(-below // width), np.uint32((1 << width) - 1)
+    places = np.zeros((digits, 1 << width), np.uint32)
+    for i in range(keys.size):
+        key = keys[i]
+        for digit in range(digits):
+            places[digit, key & mask] += _ONE
+            key >>= np.uint32(width)
+    for digit in range(digits):
+        at, place, shift = np.uint32(0), places[digit], np.uint32(width * digit)
+        for k in range(place.size):
+            at, place[k] = at + place[k], at
+        for i in range(keys.size):
+            k = (keys[i] >> shift) & mask
+            other[place[k]] = keys[i]
+            if often.size:
+                other_often[place[k]] = often[i]
+            place[k] += _ONE
+        keys, other, often, other_often = other, keys, other_often, often
+    if digits % 2:
+        other[:] = keys
+        other_often[:] = often
+
+
+@inline
+def _together(keys: Patterns, shift: np.uint32, heads: Patterns, ends: Patterns) -> None:
+    """Bring keys with the same digit at ``shift`` together, in order, each to a place among its own; find the ends.
+
+    Afterwards ``ends`` - ``heads`` has how many there are of each.
+    """
+    mask = np.uint32(heads.size - 1)
+    ends[:] = 0
+    for i in range(keys.size):
+        ends[(keys[i] >> shift) & mask] += _ONE
+    at = np.uint32(0)
+    for k in range(ends.size):
+        heads[k] = at
+        at += ends[k]
+        ends[k] = at
+    for k in range(heads.size):
+        start = ends[k - 1] if k else np.uint32(0)
+        while heads[k] < ends[k]:
+            key = keys[heads[k]]
+            to = (key >> shift) & mask
+            while to != k:
+                at = heads[to]
+                key, keys[at] = keys[at], key
+                heads[to] += _ONE
+                to = (key >> shift) & mask
+            keys[heads[k]] = key
+            heads[k] += _ONE
+        heads[k] = start
+
+
+@jit
+def largest(ranks: Patterns, count: int, out: Ints) -> None:
+    """Positions, ascending, of the ``count`` largest of each row of uint32[rows, n]; of equal ones those first.
+
+    Args:
+        ranks: as above.
+        count: 1 to n.
+        out: int64[rows count + 1], overwritten; the room for one more saves a branch.
+    """
+    width = _LONG if ranks.shape[1] >= _MANY else _SHORT
+    often, mask, at = np.empty(1 << width, np.int64), np.uint32((1 << width) - 1), np.uint64(0)
+    for row in range(ranks.shape[0]):
+        own, limit, left = ranks[row], np.uint32(0), count
+        # Digit by digit: the number that only ``left`` of those with the same first digits reach.
+        for digit in range(31 // width, -1, -1):
+            shift, above = np.uint32(width * digit), np.uint64(width * (digit + 1))
+            often[:] = 0
+            for i in range(own.size):
+                if np.uint64(own[i]) >> above == np.uint64(limit) >> above:
+                    often[(own[i] >> shift) & mask] += 1
+            k = often.size - 1
+            while often[k] < left:
+                left -= often[k]
+                k -= 1
+            limit |= np.uint32(k) << shift
+        for i in range(own.size):
+            same = own[i] == limit and left > 0
+            left -= np.int64(same)
+            out[at] = row * own.size + i
+            at += np.uint64(same or own[i] > limit)
 
 
 @jit
@@ -200,9 +318,7 @@ def distances(a: Singles, b: Singles, negative: int, scale: float, other: float)
 
 
 @jit
-def spread(
-    a: Singles, bits: NDArray[np.uint32], counts: NDArray[np.uint32], scale: float, other: float
-) -> tuple[float, float]:
+def spread(a: Singles, bits: Patterns, counts: Patterns, scale: float, other: float) -> tuple[float, float]:
     """As :func:`distances`, with the distinct values of b, ascending, as bits, and how often each occurs, uint32[m]."""
     lanes, values, at = np.zeros(2 * LANES), bits.view(np.float32), 0
     for k in range(values.size):

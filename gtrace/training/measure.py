@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gtrace.kernels.compare import distances, weighted_sums
+from gtrace.kernels.compare import ascending, distances, weighted_sums
 from gtrace.metrics import relative, update_weights
 from gtrace.noise import Dynamics, moments, noise_between
 from gtrace.training.plain import seeded_batch
@@ -80,7 +80,7 @@ class Measurement:
             self._weighted_energy += weighted_energy
             change = np.sqrt(others) * aggregated - np.sqrt(weights) * mean
             self._step_error += float(change @ change)
-        self._moved += mean.size * float(distances(np.sort(mean), np.sort(aggregated), mean.size, 1.0, 1.0)[0])
+        self._moved += mean.size * float(distances(ascending(mean), ascending(aggregated), mean.size, 1.0, 1.0)[0])
         self._norm1 += float(np.abs(wide).sum())
         self.seconds += time.thread_time() - start
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from gtrace.kernels import norms as _norms
 from gtrace.kernels import sketching as _sketching
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import ArrayLike, NDArray
 
 #: mantissa bits that distinguish bins within an octave
@@ -121,6 +123,38 @@ def clip_values(x: NDArray[np.float32], sigmas: float) -> tuple[NDArray[np.float
     out = np.clip(x, np.float32(-limit), np.float32(limit))
     change = out.astype(np.float64) - x
     return out, int(np.count_nonzero(change)), float(change @ change)
+
+
+class Blocks:
+    """Cuts arrays that arrive together in parts into the fixed blocks of float sums, whatever the parts' lengths."""
+
+    def __init__(self) -> None:
+        self._held: list[NDArray[Any]] = []
+        self._filled = 0
+
+    def add(self, *arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
+        """The blocks that these values complete; they hold until the next call."""
+        at, size = 0, arrays[0].size
+        while at < size:
+            take = min(_norms.BLOCK - self._filled, size - at)
+            if take == _norms.BLOCK:
+                yield tuple(array[at : at + take] for array in arrays)
+            else:
+                if not self._held:
+                    self._held = [np.empty(_norms.BLOCK, array.dtype) for array in arrays]
+                for held, array in zip(self._held, arrays, strict=True):
+                    held[self._filled : self._filled + take] = array[at : at + take]
+                self._filled += take
+                if self._filled == _norms.BLOCK:
+                    self._filled = 0
+                    yield tuple(self._held)
+            at += take
+
+    def rest(self) -> Iterator[tuple[NDArray[Any], ...]]:
+        """The last block, which is shorter, if there is one."""
+        if self._filled:
+            yield tuple(held[: self._filled] for held in self._held)
+            self._filled = 0
 
 
 class _Workspace(threading.local):

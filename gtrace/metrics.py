@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.buckets import as_values
+from gtrace.buckets import Blocks, as_values
 from gtrace.errors import UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import norms as _norms
 from gtrace.kernels.compare import adam_weights, weighted_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -149,38 +149,6 @@ def comparisons(references: Sequence[Reference], sums: NDArray[np.float64], w1: 
     size, energy, norm1, weight = np.repeat(known, len(sums) // len(known), axis=0).T
     lost = math.nan if references[0].weights is None else relative(sums.T[_compare.WEIGHTED], weight)
     return _comparison(sums.T, size, energy, norm1, w1, w1_mcgq, lost)
-
-
-class Blocks:
-    """Cuts arrays that arrive together in parts into the fixed blocks of float sums, whatever the parts' lengths."""
-
-    def __init__(self) -> None:
-        self._held: list[NDArray[Any]] = []
-        self._filled = 0
-
-    def add(self, *arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
-        """The blocks that these values complete; they hold until the next call."""
-        at, size = 0, arrays[0].size
-        while at < size:
-            take = min(_norms.BLOCK - self._filled, size - at)
-            if take == _norms.BLOCK:
-                yield tuple(array[at : at + take] for array in arrays)
-            else:
-                if not self._held:
-                    self._held = [np.empty(_norms.BLOCK, array.dtype) for array in arrays]
-                for held, array in zip(self._held, arrays, strict=True):
-                    held[self._filled : self._filled + take] = array[at : at + take]
-                self._filled += take
-                if self._filled == _norms.BLOCK:
-                    self._filled = 0
-                    yield tuple(self._held)
-            at += take
-
-    def rest(self) -> Iterator[tuple[NDArray[Any], ...]]:
-        """The last block, which is shorter, if there is one."""
-        if self._filled:
-            yield tuple(held[: self._filled] for held in self._held)
-            self._filled = 0
 
 
 class Histogram:

@@ -1,6 +1,14 @@
 """Codecs turn a gradient into bytes. Every codec obeys the laws of :mod:`gtrace.testing`."""
 
-from gtrace.codecs.base import Codec, EncodedPart, TensorSums, expecting, parameter, parameter_fields
+from gtrace.codecs.base import (
+    Codec,
+    EncodedPart,
+    RunningTensorSums,
+    TensorSums,
+    expecting,
+    parameter,
+    parameter_fields,
+)
 from gtrace.codecs.casts import Bf16, Fp16, Identity, MinMax
 from gtrace.codecs.engine import Composed, level_grid, method
 from gtrace.codecs.fp import Fp
@@ -76,6 +84,7 @@ __all__ = [
     "Quantile8",
     "RandomK",
     "Rotate",
+    "RunningTensorSums",
     "SignSgd",
     "Signum",
     "TensorSums",

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gtrace.buckets import as_values
+from gtrace.buckets import Blocks, as_values, bucket_scales
 from gtrace.coding.envelope import ENVELOPE_BYTES
 from gtrace.errors import UsageError, suggest
-from gtrace.kernels.norms import count_nonfinite
+from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     #: yields a worker's message, and receives the mean over all workers, of the same shape
     Rounds: TypeAlias = Generator[NDArray[np.float32], NDArray[np.float32], "Averaged"]
+    #: gives an iterator over the pieces of a tensor: what is remembered of each, and its values
+    Pieces: TypeAlias = Callable[[], Iterator[tuple[State, NDArray[np.float32]]]]
 
 
 def parameter(
@@ -123,6 +125,39 @@ class TensorSums(NamedTuple):
     energy: float
     largest: float
 
+    @classmethod
+    def of(cls, parts: Iterable[NDArray[np.float32]]) -> TensorSums:
+        """Of finite values in parts, float32[n] each."""
+        running = RunningTensorSums()
+        for values in parts:
+            running.add(values)
+        return running.finish()
+
+
+class RunningTensorSums:
+    """Sums over values that arrive in parts, equal to those over all of them at once."""
+
+    def __init__(self) -> None:
+        self._blocks = Blocks()
+        self._size, self._norm1, self._energy, self._largest = 0, 0.0, 0.0, 0.0
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """Add the next part, finite float32[n]."""
+        self._size += values.size
+        for (block,) in self._blocks.add(values):
+            self._block(block)
+
+    def _block(self, block: NDArray[np.float32]) -> None:
+        self._norm1 += float(power_sum(block, 1))
+        self._energy += float(power_sum(block, 2))
+        self._largest = max(self._largest, float(bucket_scales(block, "linf", None)[0]))
+
+    def finish(self) -> TensorSums:
+        """The sums."""
+        for (block,) in self._blocks.rest():
+            self._block(block)
+        return TensorSums(self._size, self._norm1, self._energy, self._largest)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedPart:
@@ -133,18 +168,22 @@ class EncodedPart:
         head: bits of it that the whole payload also holds: norms, scales, exact values.
         coded: bits of its symbols.
         tallies: int64[m], number of occurrences of each symbol; None for a codec without symbols.
+        values: float32[n], as decoded; None if they are to be decoded from the payload.
+        lengths: of all symbols of the tensor, from its first part; None if the parts' add up.
     """
 
     payload: bytes
     head: int
     coded: int = 0
     tallies: NDArray[np.int64] | None = None
+    values: NDArray[np.float32] | None = None
+    lengths: Measured | None = None
 
     def __add__(self, other: EncodedPart) -> EncodedPart:
         tallies = self.tallies
         if tallies is not None and other.tallies is not None:
             tallies = tallies + other.tallies
-        return EncodedPart(b"", self.head + other.head, self.coded + other.coded, tallies)
+        return EncodedPart(b"", self.head + other.head, self.coded + other.coded, tallies, lengths=self.lengths)
 
 
 class Simulated(NamedTuple):
@@ -325,8 +364,11 @@ class Codec(ABC):
         """The state for this codec, from one that differed in ``bits``: memory is kept, fitted values are dropped."""
         return self.init(state.size, state.shape)
 
-    def view(self, state: State, values: ArrayLike) -> ArrayLike:
-        """The values that the summary for :meth:`fit` describes: the input, unless a wrapper encodes other values."""
+    def view(self, state: State, values: ArrayLike, start: int = 0) -> ArrayLike:
+        """The values that the summary for :meth:`fit` describes: the input, unless a wrapper encodes other values.
+
+        ``start``: number of values of the tensor before these, see :attr:`part_multiple`.
+        """
         return values
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
@@ -436,8 +478,15 @@ class Codec(ABC):
         """Length of which every part but the last must be a multiple; None: only whole tensors can be encoded."""
         return None
 
-    def prepare(self, state: State, sums: TensorSums) -> State:
-        """The state with the facts that parts need about the whole tensor; only for :meth:`encode_part`."""
+    def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
+        """The state with the facts that parts need about the whole tensor; only for :meth:`encode_part`.
+
+        Args:
+            state: of the whole tensor; what it remembers of single values is that of the pieces.
+            pieces: an iterator over the tensor's pieces, each a multiple of ``part_multiple``, in memory one by one.
+            key: as for ``encode``.
+            sums: of the values, if they are known already.
+        """
         return state
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
@@ -447,7 +496,7 @@ class Codec(ABC):
         length of that payload without building it.
 
         Args:
-            state: from :meth:`prepare`, with the part's size.
+            state: from :meth:`prepare`, with the part's size and what is remembered of its values.
             values: the part, in the form that ``encode`` takes.
             key: the key of the whole tensor.
             start: number of values of the tensor before the part, a multiple of ``part_multiple``.
@@ -459,6 +508,9 @@ class Codec(ABC):
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes of the whole payload's body, and its bits per value under each coder, from the sum of all parts."""
+        if whole.lengths is not None:
+            body = whole.head // 8 + -(-int(whole.lengths.sent) // 8)
+            return body, CodedBits.of(whole.lengths, whole.head, size)
         body = whole.head // 8 + -(-whole.coded // 8)
         bits = 8.0 * body / max(1, size)
         return body, CodedBits(bits, bits, bits)
@@ -471,7 +523,11 @@ class Codec(ABC):
         return None
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """The state of the next step, after ``values`` were sent and arrived as ``decoded``."""
+        """The state of the next step, after ``values`` were sent and arrived as ``decoded``; also of a part."""
+        return state
+
+    def settled(self, state: State, prepared: State) -> State:
+        """The state of the next step without what :meth:`prepare` found for this one, after all parts were sent."""
         return state
 
     def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:

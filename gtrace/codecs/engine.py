@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 import numpy as np
 
-from gtrace.codecs.base import Codec, CodedBits, EncodedPart, Simulated, check_summary, checked_values, sized_values
+from gtrace.codecs.base import (
+    Codec,
+    CodedBits,
+    EncodedPart,
+    Simulated,
+    TensorSums,
+    check_summary,
+    checked_values,
+    sized_values,
+)
 from gtrace.codecs.grids import LevelGrid
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
@@ -23,11 +33,11 @@ from gtrace.errors import PayloadError
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import ArrayLike
 
-    from gtrace.codecs.base import TensorSums
+    from gtrace.codecs.base import Pieces
     from gtrace.codecs.parts import Opened, Values
     from gtrace.sketch import MomentSketch
 
@@ -186,19 +196,33 @@ class Composed(Codec):
 
     @property
     def part_multiple(self) -> int | None:
-        """The scale's, if the coder codes a part like the whole and there is no memory to cut; otherwise None."""
-        parts = self.parts
-        return parts.scale.part_multiple if parts.coder.splits and not parts.memory.keeps else None
+        """A multiple of scale's and grid's, if the coder codes a part like the whole and memory can be cut."""
+        scale, grid, splits = self.parts.scale.part_multiple, self.parts.grid.part_multiple, self.parts.coder.splits
+        if scale is None or grid is None or not (splits and self.parts.memory.splits):
+            return None
+        return math.lcm(scale, grid)
 
-    def prepare(self, state: State, sums: TensorSums) -> State:
-        """Store the scale of the whole tensor as the array ``scale``, if parts share one."""
-        whole = self.parts.scale.whole(sums)
-        return state if whole is None else state.with_arrays(scale=whole)
+    def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
+        """Store the scale of the whole tensor as the array ``scale``, if parts share one, and a choice of values."""
+        memory = self.parts.memory
+
+        def given() -> Iterator[tuple[State, Values]]:
+            return ((kept, memory.given(kept.arrays, x)) for kept, x in pieces())
+
+        def summed() -> TensorSums:
+            return TensorSums.of(x for _, x in given()) if sums is None or memory.keeps else sums
+
+        whole = self.parts.scale.whole(summed)
+        state = state if whole is None else state.with_arrays(scale=whole)
+        return self.parts.rounding.prepare(self.parts, state, given, key)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """Encode the part as ``encode`` does; a scale of the whole tensor counts with the first part."""
         parts = self.parts
-        v = parts.scale.cut(self._values(state, values), state, late=True)
+        found = parts.rounding.part(state, start)
+        if found is not None:
+            return found
+        v = parts.scale.cut(parts.memory.given(state.arrays, self._values(state, values)), state, late=True)
         symbols = parts.rounding.symbols(parts.grid, state, v, key, start)
         coded, tallies = parts.coder.count(symbols, v.x.size, parts.grid, state)
         known = start and "scale" in state.arrays
@@ -208,6 +232,8 @@ class Composed(Codec):
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes and bits as the coder counts them for the symbols of all parts."""
+        if whole.lengths is not None:
+            return super().measured(whole, size)
         found = self.parts.coder.lengths(whole.coded, whole.tallies)
         return whole.head // 8 + -(-int(found.sent) // 8), CodedBits.of(found, whole.head, size)
 

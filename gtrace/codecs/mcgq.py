@@ -191,7 +191,9 @@ def distance(g: ArrayLike, q: ArrayLike) -> float:
     norm_u, norm_v = _total(u), _total(v)
     if norm_u == 0 or norm_v == 0:
         return math.nan
-    return float(_compare.distances(_compare.ascending(u), _compare.ascending(v), u.size, 1.0 / norm_u, 1.0 / norm_v)[1])
+    return float(
+        _compare.distances(_compare.ascending(u), _compare.ascending(v), u.size, 1.0 / norm_u, 1.0 / norm_v)[1]
+    )
 
 
 @register

@@ -71,6 +71,11 @@ class FadingResidual(Residual):
         None, "bits in which e is kept, rounded to nearest in groups of 256; none for float32", minimum=2, maximum=8
     )
 
+    @property
+    def splits(self) -> bool:
+        # Groups share a scale.
+        return self.memory_bits is None
+
     def start(self, size: int) -> Arrays:
         kept = self._stored(np.zeros(size, np.float32))
         return kept if self.reset is None else {**kept, "step": np.zeros((), np.int64)}

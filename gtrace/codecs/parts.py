@@ -20,11 +20,11 @@ from gtrace.errors import PayloadError
 from gtrace.kernels.norms import GIVEN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.base import TensorSums
+    from gtrace.codecs.base import EncodedPart, Pieces, TensorSums
     from gtrace.sketch import MomentSketch
     from gtrace.types import Expectation, State, SummarySpec
 
@@ -109,6 +109,11 @@ class Memory(Word):
     #: names of arrays, float32[n], that are zero before the first step
     zeros: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def splits(self) -> bool:
+        """Whether what is kept of a value depends on no other value."""
+        return True
+
     def start(self, size: int) -> Arrays:
         """The arrays before the first step."""
         return {name: np.zeros(size, np.float32) for name in self.zeros}
@@ -175,7 +180,7 @@ class Scale(Word):
         """The scales of finite float32[n]; for a part of a tensor, the whole tensor's scale from the state."""
         return _NONE
 
-    def whole(self, sums: TensorSums) -> Values | None:
+    def whole(self, sums: Callable[[], TensorSums]) -> Values | None:
         """The scale of all parts of a tensor, float32[1]; None if parts do not need one."""
         return None
 
@@ -233,6 +238,11 @@ class Grid(Word):
         Raises:
             UsageError: they contradict each other.
         """
+
+    @property
+    def part_multiple(self) -> int | None:
+        """Parts of a tensor must be a multiple of this length; None if a value's symbol depends on all others."""
+        return 1
 
     @property
     def mark(self) -> int:
@@ -345,6 +355,14 @@ class Rounding(Word):
     def symbols(self, grid: Any, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Any:
         """The symbols of values; the first is value ``start`` of its tensor."""
         raise NotImplementedError
+
+    def prepare(self, parts: Parts, state: State, pieces: Pieces, key: tuple[int, int]) -> State:
+        """See :meth:`gtrace.codecs.Codec.prepare`; the pieces' values are those that are encoded."""
+        return state
+
+    def part(self, state: State, start: int) -> EncodedPart | None:
+        """A part of a tensor of which :meth:`prepare` found all symbols."""
+        return None
 
     def write(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[bytes, int]:
         """The coded symbols, and flags for the envelope."""

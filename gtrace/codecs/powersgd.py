@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.codecs.base import Averaged, Codec, advance, checked_values, parameter
+from gtrace.codecs.base import Averaged, Codec, EncodedPart, advance, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import UNITS, saturating
 from gtrace.codecs.parts import FLOAT32_MAX
@@ -18,12 +18,15 @@ from gtrace.codecs.spec import register
 from gtrace.coding.fixed import read_floats
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
+from gtrace.kernels.norms import BLOCK
 from gtrace.types import Key, State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.base import Rounds
+    from gtrace.codecs.base import Pieces, Rounds, TensorSums
     from gtrace.codecs.parts import Values
 
 _START = Key.derive(0, tensor="powersgd", role="sample")
@@ -85,19 +88,12 @@ class PowerSgd(Composed):
             return Averaged(mean, exact, state)
         start = state.arrays["q"]
         x = saturating(checked_values(state, values), state.arrays["residual"])
-        matrix = np.zeros((self._rows(state), len(start)))
-        matrix.reshape(-1)[: x.size] = x
-        p = _orthonormal((yield _narrowed(matrix @ start)))
-        own = _narrowed(matrix.T @ p)
+        rows = self._rows(state)
+        p = _orthonormal((yield _times([x], rows, start)))
+        own = _transposed_times([x], p, len(start))
         q = yield own
         decoded = _product(p, q, x.size)
-        if self.warm:
-            following = np.where(q.any(axis=0), q, start)
-        else:
-            # The same on all workers, whose starts are the same.
-            digest = hashlib.blake2b(start.astype("<f4").tobytes(), digest_size=16, person=b"powersgd").digest()
-            following = _normal(start.shape, struct.unpack("<QQ", digest))
-        after = state.with_arrays(residual=saturating(x, decoded, scale_y=-1.0), q=following)
+        after = state.with_arrays(residual=saturating(x, decoded, scale_y=-1.0), q=self._following(q, start))
         return Averaged(decoded, decoded if q is own else _product(p, own, x.size), after)
 
     def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
@@ -129,9 +125,36 @@ class PowerSgd(Composed):
         return _product(_orthonormal(p.reshape(rows, -1)), q.reshape(columns, -1), size)
 
     simulate = Codec.simulate
+    part_multiple = 1
+
+    def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
+        """Store a single worker's factors: ``p``, float64[rows, rank], and ``right``; empty for exact values."""
+        if "q" not in state.arrays:
+            return state.with_arrays(p=np.empty((0, 0)))
+        start = state.arrays["q"]
+        p = _orthonormal(_times((_given(kept, x) for kept, x in pieces()), self._rows(state), start))
+        return state.with_arrays(p=p, right=_transposed_times((_given(kept, x) for kept, x in pieces()), p, len(start)))
+
+    def settled(self, state: State, prepared: State) -> State:
+        """Q as the next start."""
+        if "q" not in state.arrays:
+            return state
+        return state.with_arrays(q=self._following(prepared.arrays["right"], state.arrays["q"]))
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
+        """The part of the product; the factors count with the first part."""
+        x, p = checked_values(state, values), state.arrays["p"]
+        if not p.size:
+            return EncodedPart(b"", 0, 32 * x.size, values=x)
+        q = state.arrays["right"]
+        return EncodedPart(b"", 0, 0 if start else 32 * (p.size + q.size), values=_product(p, q, x.size, start))
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """A single worker's memory: the residual, and Q as the next start."""
+        if "p" in state.arrays:
+            given = _given(state, checked_values(state, values))
+            exact = not state.arrays["p"].size
+            return state if exact else state.with_arrays(residual=saturating(given, decoded, scale_y=-1.0))
         return self._alone(state, values, _START)[1].state
 
     def _alone(self, state: State, values: ArrayLike, key: tuple[int, int]) -> tuple[list[Values], Averaged]:
@@ -143,6 +166,14 @@ class PowerSgd(Composed):
             messages.append(found)
             found = advance(run, found)
         return messages, found
+
+    def _following(self, q: Values, start: Values) -> Values:
+        """The start of the next step's iteration."""
+        if self.warm:
+            return np.where(q.any(axis=0), q, start)
+        # The same on all workers, whose starts are the same.
+        digest = hashlib.blake2b(start.astype("<f4").tobytes(), digest_size=16, person=b"powersgd").digest()
+        return _normal(start.shape, struct.unpack("<QQ", digest))
 
     def _rows(self, state: State) -> int:
         """Rows of the matrix; 0 for a tensor that is sent exactly."""
@@ -165,9 +196,54 @@ def _orthonormal(p: Values) -> NDArray[np.float64]:
     return np.linalg.qr(p.astype(np.float64))[0]
 
 
-def _product(p: NDArray[np.float64], q: Values, size: int) -> Values:
-    """P Q' without the padding: float32[size]."""
-    return _narrowed(p @ q.T.astype(np.float64)).reshape(-1)[:size].copy()
+def _given(kept: State, x: Values) -> Values:
+    """A piece with what is remembered of it."""
+    return saturating(x, kept.arrays["residual"]) if "residual" in kept.arrays else x
+
+
+def _blocks(pieces: Iterable[Values], rows: int, columns: int) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """A matrix that arrives in pieces, in fixed blocks of its rows; a block holds until the next one is asked for."""
+    first, filled = 0, 0
+    block = np.zeros((min(rows, max(1, BLOCK // columns)), columns))
+    for x in pieces:
+        at = 0
+        while at < x.size:
+            take = min(block.size - filled, x.size - at)
+            block.reshape(-1)[filled : filled + take] = x[at : at + take]
+            at, filled = at + take, filled + take
+            if filled == block.size:
+                yield slice(first, first + len(block)), block
+                first, filled = first + len(block), 0
+    block.reshape(-1)[filled:] = 0
+    for start in range(first, rows, len(block)):
+        yield slice(start, min(rows, start + len(block))), block[: rows - start]
+        block[:] = 0
+
+
+def _times(pieces: Iterable[Values], rows: int, q: Values) -> Values:
+    """M Q: float32[rows, rank]."""
+    p = np.empty((rows, q.shape[1]))
+    for where, block in _blocks(pieces, rows, len(q)):
+        p[where] = block @ q
+    return _narrowed(p)
+
+
+def _transposed_times(pieces: Iterable[Values], p: NDArray[np.float64], columns: int) -> Values:
+    """M' P: float32[columns, rank]."""
+    q = np.zeros((columns, p.shape[1]))
+    for where, block in _blocks(pieces, len(p), columns):
+        q += block.T @ p[where]
+    return _narrowed(q)
+
+
+def _product(p: NDArray[np.float64], q: Values, size: int, start: int = 0) -> Values:
+    """Values ``start`` and following of P Q', without the padding: float32[size]."""
+    columns, right = len(q), q.T.astype(np.float64)
+    each = max(1, BLOCK // columns)
+    first = start // columns // each * each
+    last = -(-(start + size) // columns)
+    rows = [_narrowed(p[k : k + each] @ right).reshape(-1) for k in range(first, max(last, first + 1), each)]
+    return np.concatenate(rows)[start - first * columns :][:size].copy()
 
 
 def _narrowed(x: NDArray[np.float64]) -> Values:

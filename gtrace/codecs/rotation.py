@@ -54,10 +54,13 @@ def check_block(codec: Codec) -> None:
         )
 
 
-def rotated(x: Values, block: int, seed: int, *, signs: Values = _DRAWN, back: bool = False) -> Values:
-    """float32[n] rotated in blocks by the signs of a 32-bit seed, or by those of a table, or rotated back."""
+def rotated(x: Values, block: int, seed: int, *, signs: Values = _DRAWN, back: bool = False, start: int = 0) -> Values:
+    """float32[n] rotated in blocks by the signs of a 32-bit seed, or by those of a table, or rotated back.
+
+    The first is value ``start`` of its tensor.
+    """
     out = np.empty(x.size, np.float32)
-    _hadamard.rotate(x, block, signs, *_words(seed), back, out)
+    _hadamard.rotate(x, start, block, signs, *_words(seed), back, out)
     return out
 
 
@@ -121,9 +124,16 @@ class Rotate(Coordinates):
         digest = hashlib.blake2b(struct.pack("<QQ", *key), digest_size=16, person=b"rotated").digest()
         return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
-    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
+    @property
+    def part_multiple(self) -> int | None:
+        """Whole blocks; None around a codec with memory, which is in turned coordinates."""
+        inner = None if self.inner.stateful else self.inner.part_multiple
+        return inner and math.lcm(inner, self.block)
+
+    def turned(self, x: Values, number: int, *, back: bool = False, start: int = 0) -> Values:
         """Rotated by a seed, or by the fixed signs, or rotated back."""
-        return rotated(x, self.block, number, signs=SIGNS if self.signs == "fixed" else _DRAWN, back=back)
+        signs = SIGNS if self.signs == "fixed" else _DRAWN
+        return rotated(x, self.block, number, signs=signs, back=back, start=start)
 
 
 @register_wrapper
@@ -155,7 +165,7 @@ class Dct(Coordinates):
         """Rows of the matrix; 0 for a vector, or without a shape."""
         return state.shape[0] if state.shape is not None and len(state.shape) > 1 else 0
 
-    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
+    def turned(self, x: Values, number: int, *, back: bool = False, start: int = 0) -> Values:
         """Coefficients in the order of tiles, or values in the tensor's own."""
         rows = number
         if rows and x.size % rows:

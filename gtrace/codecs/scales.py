@@ -16,6 +16,8 @@ from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels.norms import power_sum
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gtrace.codecs.base import TensorSums
     from gtrace.codecs.parts import Values
     from gtrace.types import Norm, State, Tail
@@ -74,10 +76,11 @@ class BucketNorm(Scale):
         whole = state.arrays.get("scale")
         return bucket_scales(x, self.norm, self.bucket_size) if whole is None else whole
 
-    def whole(self, sums: TensorSums) -> Values | None:
+    def whole(self, sums: Callable[[], TensorSums]) -> Values | None:
         if self.bucket_size is not None:
             return None
-        return whole_scale(self.norm, sums.norm1, sums.energy, sums.largest)
+        _, *found = sums()
+        return whole_scale(self.norm, *found)
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,9 @@ class Magnitude(Scale):
         sums = (0.0, 0.0) if self.scale == "none" else (float(power_sum(x, 1)), float(power_sum(x, 2)))
         return np.array([self.magnitude(*sums, x.size)], np.float32)
 
-    def whole(self, sums: TensorSums) -> Values | None:
-        if not sums.energy:
-            return None
-        return np.array([self.magnitude(sums.norm1, sums.energy, sums.size)], np.float32)
+    def whole(self, sums: Callable[[], TensorSums]) -> Values | None:
+        size, norm1, energy, _ = sums()
+        return np.array([self.magnitude(norm1, energy, size)], np.float32) if energy else None
 
     def head(self, body: memoryview, size: int) -> int:
         return 4 if len(body) and size and self.scale != "none" else 0

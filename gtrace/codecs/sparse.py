@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
-from gtrace.codecs.base import CodedBits, Measured, coder_parameter, parameter
+from gtrace.codecs.base import CodedBits, EncodedPart, Measured, coder_parameter, parameter
 from gtrace.codecs.memory import averaged, saturating
 from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Memory, Nearest, Parts
 from gtrace.codecs.spec import codec
@@ -23,13 +23,15 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import elias as _elias
-from gtrace.kernels.norms import power_sum
+from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-    from gtrace.codecs.base import Codec
+    from gtrace.codecs.base import Codec, Pieces
     from gtrace.codecs.parts import Arrays, Opened, Scaled, Values
     from gtrace.sketch import MomentSketch
 
@@ -71,8 +73,29 @@ class Largest(FixedGrid):
         """Where the largest are, ascending; of equal ones the first."""
         return largest(magnitudes(x), kept(self.ratio, x.size))
 
+    def at(self, state: State) -> Largest:
+        """The choice at the step of a memory that counts steps."""
+        return self
+
+    def over(self, pieces: Iterator[Values], size: int) -> Kept:
+        """The choice from a tensor of ``size`` values that arrives in pieces: never holds many more than it takes."""
+        count, limit, start = kept(self.ratio, size), np.uint32(0), 0
+        places, values, most = [np.empty(0, np.int64)], [np.empty(0, np.float32)], 2 * count + BLOCK
+        for x in pieces:
+            # Of equal magnitudes those before come first.
+            found = np.flatnonzero(magnitudes(x) > limit) if limit else np.arange(x.size)
+            places.append(start + found)
+            values.append(x[found])
+            start += x.size
+            if sum(map(len, values)) > most or start == size:
+                place, value = np.concatenate(places), np.concatenate(values)
+                best = largest(magnitudes(value), count)
+                places, values = [place[best]], [value[best]]
+                limit = magnitudes(values[0]).min() if best.size == count else limit
+        return Kept(places[0], values[0], size)
+
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        positions = self.positions(v.x)
+        positions = self.at(state).positions(v.x)
         return Kept(positions, v.x[positions], v.x.size)
 
     def values(self, symbols: Kept, scales: Values, bucket: int, size: int) -> Values:
@@ -89,14 +112,27 @@ class LargestOfChunks(Largest):
         None, "choose in each chunk of this length; none for the whole tensor", minimum=1, optional=True
     )
 
+    @property
+    def part_multiple(self) -> int | None:
+        return self.chunk or 1
+
+    def over(self, pieces: Iterator[Values], size: int) -> Kept:
+        if self.chunk is None:
+            return super().over(pieces, size)
+        start, places, values = 0, [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+        for x in pieces:
+            found = self.positions(x)
+            places.append(start + found)
+            values.append(x[found])
+            start += x.size
+        return Kept(np.concatenate(places), np.concatenate(values), size)
+
     def positions(self, x: Values) -> NDArray[np.int64]:
         if self.chunk is None:
             return super().positions(x)
         whole = x.size - x.size % self.chunk
         rows = magnitudes(x[:whole]).reshape(-1, self.chunk)
-        return np.concatenate(
-            [largest(rows, kept(self.ratio, self.chunk)), whole + super().positions(x[whole:])]
-        )
+        return np.concatenate([largest(rows, kept(self.ratio, self.chunk)), whole + super().positions(x[whole:])])
 
 
 @dataclass(frozen=True)
@@ -104,6 +140,8 @@ class Threshold(Largest):
     """Zero, and magnitudes from a quantile on as they are."""
 
     sample: float = parameter(1.0, "share of the values that set the threshold", minimum=0.0, maximum=1.0)
+
+    part_multiple = None
 
     @property
     def deterministic(self) -> bool:
@@ -178,22 +216,44 @@ class ChosenValues(Nearest):
         values = inner.decode(b"", payload, positions.size)
         return cast("Largest", parts.grid).values(Kept(positions, values, found.size), found.scales, 1, found.size)
 
+    def prepare(self, parts: Parts, state: State, pieces: Pieces, key: tuple[int, int]) -> State:
+        """Store positions and decoded values of the choice, and the bits that it takes."""
+        grid = cast("Largest", parts.grid).at(next(pieces())[0])
+        found, lengths = self._sent(parts, state, grid.over((x for _, x in pieces()), state.size), key)
+        return state.with_arrays(chosen=found.positions, values=found.values, coded=np.array(lengths))
+
+    def part(self, state: State, start: int) -> EncodedPart | None:
+        """The chosen values of the part; the lengths of all go with the first one."""
+        if "chosen" not in state.arrays:
+            return None
+        places, out = state.arrays["chosen"], np.zeros(state.size, np.float32)
+        first, last = np.searchsorted(places, (start, start + state.size))
+        out[places[first:last] - start] = state.arrays["values"][first:last]
+        lengths = None if start else Measured(*state.arrays["coded"].tolist())
+        return EncodedPart(b"", 0, values=out, lengths=lengths)
+
     def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[Values, Measured]:
+        grid = cast("Largest", parts.grid)
+        found, lengths = self._sent(parts, state, self.symbols(grid, state, v, key), key)
+        return grid.values(found, v.scales, 1, v.x.size), lengths
+
+    def _sent(self, parts: Parts, state: State, chosen: Kept, key: tuple[int, int]) -> tuple[Kept, Measured]:
+        """The choice as it arrives, and its bits."""
         if self.values is None:
-            return super().simulate(parts, state, v, key)
-        chosen, inner = self.symbols(cast("Largest", parts.grid), state, v, key), _values_codec(self.values)
-        count = chosen.values.size
+            return chosen, parts.coder.measure(chosen, chosen.size, parts.grid, state)
+        inner, count = _values_codec(self.values), chosen.values.size
         found = inner.simulate(inner.init(count), chosen.values, key)
         head = 8 * (_INNER.size + len(cast("IndexValue", parts.coder).places(chosen)))
         sent = head + 8.0 * (found.payload_bytes - ENVELOPE_BYTES)
         each = [head + count * bits for bits in found.coded] if found.coded else [sent] * 3
-        decoded = cast("Largest", parts.grid).values(chosen._replace(values=found.values), v.scales, 1, v.x.size)
-        return decoded, Measured(sent, *each)
+        return chosen._replace(values=found.values), Measured(sent, *each)
 
 
 @dataclass(frozen=True)
 class IndexValue(Coder):
     """Positions and values: gaps and exponents in the shortest of several codes, or both at fixed width."""
+
+    splits = True
 
     coder: Literal["gaps", "fixed"] = parameter(
         "gaps",
@@ -431,6 +491,10 @@ class Velocity(Memory):
     masking: bool = parameter(True, "momentum stops where a value was sent")
     clip: float | None = parameter(None, "largest l2 norm of a gradient; none for no clipping", minimum=0.0)
 
+    @property
+    def splits(self) -> bool:
+        return self.clip is None
+
     def start(self, size: int) -> Arrays:
         return {**super().start(size), "step": np.zeros((), np.int64)}
 
@@ -469,8 +533,8 @@ class WarmingUp(LargestOfChunks):
             return self.ratio
         return max(self.ratio, _FIRST ** (1 + _STAGES * step // self.warmup))
 
-    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        return LargestOfChunks(self.ratio_at(int(state.arrays["step"])), self.chunk).nearest(state, v, key)
+    def at(self, state: State) -> Largest:
+        return LargestOfChunks(self.ratio_at(int(state.arrays["step"])), self.chunk)
 
 
 def kept(ratio: float, size: int) -> int:

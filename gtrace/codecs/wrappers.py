@@ -19,11 +19,11 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.types import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import ArrayLike
 
-    from gtrace.codecs.base import Rounds
+    from gtrace.codecs.base import EncodedPart, Pieces, Rounds, TensorSums
     from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import SummarySpec
@@ -105,17 +105,41 @@ class Wrapper(Codec):
         """Nothing remembered yet, and the inner codec's state under the prefix ``inner.``."""
         return self.with_inner(State(int(size), self.parts.memory.start(size), shape), self.inner.init(size, shape))
 
-    def given(self, state: State, values: ArrayLike) -> Values:
-        """The values that the inner codec encodes, float32[n]."""
+    def given(self, state: State, values: ArrayLike, start: int = 0) -> Values:
+        """The values that the inner codec encodes, float32[n]; the first is value ``start`` of its tensor."""
         return self.parts.memory.given(state.arrays, checked_values(state, values))
 
     def inside(self, state: State, received: Values) -> Values:
         """What the inner codec's receiver ended with when this one's ended with ``received``, float32[n]."""
         return self.parts.memory.inside(state.arrays, received)
 
-    def view(self, state: State, values: ArrayLike) -> ArrayLike:
+    def view(self, state: State, values: ArrayLike, start: int = 0) -> ArrayLike:
         """The values that the inner codec is fitted to."""
-        return self.inner.view(self.inner_state(state), self.given(state, values))
+        return self.inner.view(self.inner_state(state), self.given(state, values, start), start)
+
+    @property
+    def part_multiple(self) -> int | None:
+        """The inner codec's, if memory can be cut."""
+        return self.inner.part_multiple if self.parts.memory.splits else None
+
+    def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
+        """The inner codec's facts about what it is given."""
+
+        def given() -> Iterator[tuple[State, Values]]:
+            return ((self.inner_state(kept), self.given(kept, x)) for kept, x in pieces())
+
+        return self.with_inner(state, self.inner.prepare(self.inner_state(state), given, key))
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
+        """The inner codec's part of :meth:`given`."""
+        part = self.inner.encode_part(self.inner_state(state), self.given(state, values), key, start)
+        if part.values is None:
+            return part
+        return dataclasses.replace(part, values=self.parts.memory.received(state.arrays, part.values)[0])
+
+    def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
+        """As the inner codec."""
+        return self.inner.measured(whole, size)
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The inner payload of :meth:`given`."""
@@ -330,8 +354,8 @@ class Coordinates(Wrapper):
         """The number of the coordinates, below 2^32."""
 
     @abstractmethod
-    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
-        """float32[n] in the coordinates of a number, or back from there.
+    def turned(self, x: Values, number: int, *, back: bool = False, start: int = 0) -> Values:
+        """float32[n] in the coordinates of a number, or back from there; the first is value ``start`` of its tensor.
 
         Raises:
             PayloadError: this number has no coordinates among these values.
@@ -346,9 +370,38 @@ class Coordinates(Wrapper):
         """The wrapper's own name: a receiver that does not turn back must refuse the payload."""
         return self.name
 
-    def given(self, state: State, values: ArrayLike) -> Values:
+    def given(self, state: State, values: ArrayLike, start: int = 0) -> Values:
         """The values in the coordinates that a stateful codec inside always has."""
-        return self.turned(checked_values(state, values), self._fixed(state))
+        return self.turned(checked_values(state, values), self._fixed(state), start=start)
+
+    @property
+    def part_multiple(self) -> int | None:
+        """None: only a rotation turns parts like the whole."""
+        return None
+
+    def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
+        """The inner codec's facts about turned values."""
+        number = self.number(state, key)
+
+        def given() -> Iterator[tuple[State, Values]]:
+            start = 0
+            for kept, x in pieces():
+                yield self.inner_state(kept), self.turned(x, number, start=start)
+                start += x.size
+
+        return self.with_inner(state, self.inner.prepare(self.inner_state(state), given, self.inner_key(key)))
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
+        """The inner codec's part, turned back."""
+        x, number, inner = checked_values(state, values), self.number(state, key), self.inner_state(state)
+        part = self.inner.encode_part(inner, self.turned(x, number, start=start), self.inner_key(key), start)
+        found = self.inner.decode(self.shared(state), part.payload, x.size) if part.values is None else part.values
+        return dataclasses.replace(part, values=self.turned(found, number, back=True, start=start))
+
+    def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
+        """As the inner codec, and the number."""
+        body, coded = self.inner.measured(whole, size)
+        return body + self._head, self._numbered(coded, size)
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The number if it is sent, then the inner body."""
@@ -373,9 +426,16 @@ class Coordinates(Wrapper):
         """The inner codec's result in these coordinates, turned back."""
         x, number = checked_values(state, values), self.number(state, key)
         found = self.inner.simulate(self.inner_state(state), self.turned(x, number), self.inner_key(key))
-        head = _NUMBER.size if self.sends_number else 0
-        coded = found.coded and CodedBits(*(bits + 8 * head / max(1, x.size) for bits in found.coded))
-        return Simulated(self.turned(found.values, number, back=True), found.payload_bytes + head, coded)
+        coded = found.coded and self._numbered(found.coded, x.size)
+        return Simulated(self.turned(found.values, number, back=True), found.payload_bytes + self._head, coded)
+
+    @property
+    def _head(self) -> int:
+        """Bytes of the number in a payload."""
+        return _NUMBER.size if self.sends_number else 0
+
+    def _numbered(self, coded: CodedBits, size: int) -> CodedBits:
+        return CodedBits(*(bits + 8 * self._head / max(1, size) for bits in coded))
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Update the inner codec, in its own coordinates."""

@@ -37,6 +37,8 @@ from gtrace.kernels.rounding import _TABLE, POWERS, SEARCH, UNIFORM, _fill_table
 from gtrace.kernels.symbols import limited_lengths, packed_bits
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from gtrace.kernels import Bytes, Flags, Floats, Ints, Patterns, Singles, Symbols, Words
 
 #: columns of a codec's rule: its kind, whether 0 is not a level, the steps of a uniform grid, whether values are paired

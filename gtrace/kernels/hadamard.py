@@ -69,8 +69,10 @@ def flip_signs(buffer: Floats, start: int, signs: Singles, add: np.uint64, flip:
 
 
 @jit
-def rotate(x: Singles, block: int, signs: Singles, high: np.uint64, low: np.uint64, back: bool, out: Singles) -> None:
-    """Rotate float32[n] block by block, or rotate it back.
+def rotate(
+    x: Singles, first: int, block: int, signs: Singles, high: np.uint64, low: np.uint64, back: bool, out: Singles
+) -> None:
+    """Rotate float32[n], from value ``first`` of its tensor on, block by block, or rotate it back.
 
     Signs are those of a table, repeated, or without one (float32[0]) drawn by the key. A rest shorter than ``block``
     (a power of two) is cut into smaller powers of two, so nothing is padded. Sums are float64; what leaves float32's
@@ -89,10 +91,10 @@ def rotate(x: Singles, block: int, signs: Singles, high: np.uint64, low: np.uint
         for i in range(block):
             buffer[i] = np.float64(source[i]) * norm
         if not back:
-            flip_signs(buffer, start, signs, add, flip, last)
+            flip_signs(buffer, first + start, signs, add, flip, last)
         transform(buffer)
         if back:
-            flip_signs(buffer, start, signs, add, flip, last)
+            flip_signs(buffer, first + start, signs, add, flip, last)
         for i in range(block):
             target[i] = min(max(buffer[i], -FLOAT32_MAX), FLOAT32_MAX)
         start += block

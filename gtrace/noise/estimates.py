@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gtrace.buckets import Blocks
 from gtrace.kernels.noise import THREE, three_sums
 from gtrace.kernels.norms import power_sum
-from gtrace.metrics import Blocks, ratio
+from gtrace.metrics import ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -6,8 +6,9 @@ with the sum of the gradients, over up to ten consecutive steps.
 
 from __future__ import annotations
 
-import math
+import itertools
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.metrics import Histogram, Reference, RunningComparison
+from gtrace.sweep.fits import arrived, piece_size
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.level_draws import PartDraws, draws_in_parts
 from gtrace.sweep.limits import draw_obstacle
@@ -26,7 +28,7 @@ from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Key, State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -62,8 +64,8 @@ class Draws:
     def __init__(self, gradients: Gradients, job: Job, source: Values, fits: Fits, sums: RunningSums) -> None:
         self._gradients, self._job = gradients, job
         self._source, self._fits, self._sums = source, fits, sums
-        #: (codec, index) -> what encoded a step of a window, if the sum of the window is not kept
-        self._sent: dict[tuple[int, int], Ready] = {}
+        #: (codec, draw, index) -> what encoded a step of a window, if the sum of the window is not kept
+        self._sent: dict[tuple[int, int, int], Ready] = {}
 
     def draw(
         self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals, window: Window | None
@@ -80,7 +82,7 @@ class Draws:
         if total is not None:
             add_error(values, sent.values, total)
         elif not codec.stateful and index in self._sums.first:
-            self.keep(codec, index, ready, reference)
+            self.keep(codec, draw, index, ready, reference)
         clipped = codec.clipping(ready.state, values, sent.values)
         found = reference.compare(sent.values, spoil=not codec.stateful)
         lost = None if window is None else self.lost([codec], draw, index)[0]
@@ -95,13 +97,13 @@ class Draws:
         """Whether a codec can be encoded again a piece at a time."""
         return self._job.sample is None and draw_obstacle(codec, BLOCK) is None
 
-    def keep(self, codec: Codec, index: int, ready: Ready, reference: Reference) -> None:
+    def keep(self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference) -> None:
         """Keep what encoded a step of a window of which the sum of errors is not kept."""
         if self._in_parts(codec):
             largest = float(bucket_scales(reference.values, "linf", None)[0])
             sums = TensorSums(reference.size, reference.norm1, reference.energy, largest)
-            ready = ready._replace(state=codec.prepare(ready.state, sums))
-        self._sent[id(codec), index] = ready
+            ready = self._prepared(codec, draw, index, ready, sums)
+        self._sent[id(codec), draw, index] = ready
 
     def lost(self, codecs: Sequence[Codec], draw: int, last: int) -> list[float]:
         """||sum of errors||^2 over the window that ends at a step; where the sum was not kept, it is encoded again."""
@@ -118,30 +120,32 @@ class Draws:
                 found[id(codec), draw] = float(power_sum(total, 2))
         return [found[id(codec), draw] for codec in codecs]
 
-    def _prepared(self, item: Codec, number: int, index: int, totals: Totals) -> Ready:
-        assert totals.sums is not None
-        ready = self._fits.ready(item, number, index, totals.size)
-        return ready._replace(state=item.prepare(ready.state, totals.sums))
+    def _prepared(self, item: Codec, number: int, index: int, ready: Ready, sums: TensorSums | None) -> Ready:
+        key, pieces = self._fits.key(step=self._job.steps[index], draw=number), self._fits.pieces
+        return ready._replace(
+            state=item.prepare(ready.state, partial(pieces, item, index, ready.state.arrays), key, sums)
+        )
 
     def _losses(self, pairs: list[tuple[Codec, int]], steps: range) -> dict[tuple[int, int], float]:
         """||sum of errors||^2 of each encoding over a window: encodes its steps again, a piece of each at a time."""
         tensor, places = self._job.tensor, self._job.steps
         for item, number in pairs:
             for k in steps:
-                if (id(item), k) not in self._sent:
+                if (id(item), number, k) not in self._sent:
                     totals = self._gradients.scan(tensor, places[k], [])[0]
-                    self._sent[id(item), k] = self._prepared(item, number, k, totals)
-        piece = _piece(pairs)
+                    ready = self._fits.ready(item, number, k, totals.size)
+                    self._sent[id(item), number, k] = self._prepared(item, number, k, ready, totals.sums)
+        piece = piece_size(item for item, _ in pairs)
         found = {(id(item), number): 0.0 for item, number in pairs}
         start = 0
         for gradients in zip(*(self._gradients.chunks(tensor, places[k], piece) for k in steps), strict=True):
             for item, number in pairs:
                 total = np.zeros(gradients[0].size)
                 for k, values in zip(steps, gradients, strict=True):
-                    ready = self._sent[id(item), k]
+                    ready = self._sent[id(item), number, k]
                     state = State(values.size, ready.state.arrays)
                     part = item.encode_part(state, values, self._fits.key(step=places[k], draw=number), start)
-                    add_error(values, item.decode(ready.shared, part.payload, values.size), total)
+                    add_error(values, arrived(item, state, ready.shared, part), total)
                 found[id(item), number] += float(power_sum(total, 2))
             start += gradients[0].size
         return found
@@ -154,7 +158,7 @@ class Draws:
         for k in range(self._sums.first[last], last + 1):
             values, _ = self._source.values(k)
             total = np.zeros(values.size) if total is None else total
-            ready = self._sent.get((id(codec), k)) or self._fits.ready(codec, draw, k, values.size)
+            ready = self._sent.get((id(codec), draw, k)) or self._fits.ready(codec, draw, k, values.size)
             key = self._fits.key(step=self._job.steps[k], draw=draw)
             add_error(values, codec.simulate(ready.state, values, key).values, total)
         assert total is not None
@@ -176,14 +180,19 @@ class ChunkDraws(Draws):
         """This draw, as in :class:`Draws`, and the next draws, in one pass over the tensor.
 
         They are those of the step, or of all steps of the window that begins there, so that no step is read again for
-        the window's error.
+        the window's error. Codecs with memory go step by step, one by one.
         """
-        del ready
+        if codec.stateful:
+            assert isinstance(reference, Totals)
+            return self._remembered(codec, draw, index, ready, reference, window)
         found = self._drawn.pop((id(codec), draw, index), None)
         if found is None:
             assert isinstance(reference, Totals)
             pairs = [
-                (item, number) for item, numbers in self._wanted[index] for number in numbers if number != EXPECTATION
+                (item, number)
+                for item, numbers in self._wanted[index]
+                for number in numbers
+                if number != EXPECTATION and not item.stateful
             ]
             pairs = pairs[pairs.index((codec, draw)) :]
             ahead = self._window_ahead(index)
@@ -199,6 +208,25 @@ class ChunkDraws(Draws):
         super().forget()
         self._gradients.forget(self._job.tensor)
 
+    def _remembered(
+        self, codec: Codec, draw: int, index: int, ready: Ready, totals: Totals, window: Window | None
+    ) -> Drawn:
+        """A step of a codec with memory."""
+        tensor, step = self._job.tensor, self._job.steps[index]
+        assert totals.sums is not None
+        exact = Histogram()
+        compared = RunningComparison(exact, totals.energy, totals.sums.norm1)
+        encoding = _Encoding(codec, ready, self._fits.key(step=step, draw=draw), compared, np.empty(0))
+        weights: Iterator[NDArray[np.float64] | None] = itertools.repeat(None)
+        if self._gradients.moments:
+            weights = (part for _, part in self._gradients.weighted_chunks(tensor, step, piece_size([codec])))
+        lost = 0.0
+        for sent, part in zip(self._fits.sent(codec, draw, index, ready), weights, strict=False):
+            exact.add(sent.values)
+            encoding.compare(sent.state, sent.values, sent.part, sent.decoded, part)
+            lost += 0.0 if sent.lost is None else float(power_sum(sent.lost, 2))
+        return encoding.finish()._replace(window_error=None if window is None else lost)
+
     def _window_ahead(self, index: int) -> dict[int, Totals]:
         """The totals of the steps of the window that begins at a step; empty if they cannot be drawn together."""
         steps = [k for k, first in self._sums.first.items() if first == index]
@@ -211,7 +239,8 @@ class ChunkDraws(Draws):
 
     def _pass(self, pairs: list[tuple[Codec, int]], steps: dict[int, Totals], window: Window | None = None) -> None:
         """Encode each pair of a codec and a draw at these steps: one, or all of a window."""
-        piece = _piece(pairs) if len(steps) > 1 else self._gradients.piece(item.part_multiple for item, _ in pairs)
+        items = [item for item, _ in pairs]
+        piece = piece_size(items) if len(steps) > 1 else self._gradients.piece(item.part_multiple for item in items)
         totals = [np.empty(piece if len(steps) > 1 else 0) for _ in pairs]
         lost = np.zeros(len(pairs))
         exact = {k: Histogram() for k in steps}
@@ -220,9 +249,10 @@ class ChunkDraws(Draws):
         for k, whole in steps.items():
             assert whole.sums is not None
             for (item, number), total in zip(pairs, totals, strict=True):
-                ready = self._prepared(item, number, k, whole)
+                ready = self._fits.ready(item, number, k, whole.size)
+                ready = self._prepared(item, number, k, ready, whole.sums)
                 if len(steps) == 1 and k in self._sums.first:
-                    self._sent[id(item), k] = ready
+                    self._sent[id(item), number, k] = ready
                 compared = RunningComparison(exact[k], whole.energy, whole.sums.norm1)
                 kind = _Drawing if draws_in_parts(item, ready.state, whole.size) else _Encoding
                 encodings[k].append(kind(item, ready, self._fits.key(step=places[k], draw=number), compared, total))
@@ -246,12 +276,6 @@ class ChunkDraws(Draws):
             losses = {} if window is None else self._losses(pairs, range(window.first, last + 1))
         for (item_id, number), error in losses.items():
             self._drawn[item_id, number, last] = self._drawn[item_id, number, last]._replace(window_error=error)
-
-
-def _piece(pairs: list[tuple[Codec, int]]) -> int:
-    """Values of a part over which errors of a window are summed up: never a chunk, which must not show in the sums."""
-    whole = math.lcm(*(item.part_multiple or 1 for item, _ in pairs))
-    return whole * max(1, BLOCK // whole)
 
 
 class _Encoding:
@@ -284,8 +308,21 @@ class _Encoding:
         clock = time.perf_counter()
         part = self._codec.encode_part(state, values, self._key, start)
         encoded = time.perf_counter()
-        decoded = self._codec.decode(self._ready.shared, part.payload, values.size)
-        ended = time.perf_counter()
+        decoded = arrived(self._codec, state, self._ready.shared, part)
+        self._spent["encode"] += encoded - clock
+        self._spent["decode"] += time.perf_counter() - encoded
+        self.compare(state, values, part, decoded, weights)
+
+    def compare(
+        self,
+        state: State,
+        values: NDArray[np.float32],
+        part: EncodedPart,
+        decoded: NDArray[np.float32],
+        weights: NDArray[np.float64] | None,
+    ) -> None:
+        """Compare a part that was encoded with this state."""
+        clock = time.perf_counter()
         self._whole = part if self._whole is None else self._whole + part
         self._size += values.size
         self._compared.add(values, decoded, weights)
@@ -301,9 +338,7 @@ class _Encoding:
             self._clipped = [
                 total + round(share * present) for total, share in zip(self._clipped, clipping, strict=True)
             ]
-        compared = time.perf_counter()
-        for stage, seconds in zip(self._spent, (encoded - clock, ended - encoded, compared - ended), strict=True):
-            self._spent[stage] += seconds
+        self._spent["compare"] += time.perf_counter() - clock
 
     def finish(self) -> Drawn:
         """What came out."""

@@ -7,8 +7,9 @@ remembers what it sent since the start of its burst; its :class:`~gtrace.codecs.
 from __future__ import annotations
 
 import math
+import tempfile
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -16,28 +17,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gtrace.buckets import as_values
 from gtrace.codecs import Codec
 from gtrace.codecs.link import LinkOptions, Sender
 from gtrace.fitting.pooling import WINDOW, RunningPool, pooled
 from gtrace.kernels.compare import add_error
+from gtrace.kernels.norms import BLOCK
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch, SketchSet
+from gtrace.sweep.gradients import sketch_of_parts
 from gtrace.sweep.jobs import Fitting, start_of
 from gtrace.sweep.schema import EXPECTATION
-from gtrace.types import Key
+from gtrace.types import Key, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from gtrace.codecs import EncodedPart
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Among, Job, Settings
     from gtrace.sweep.sources import Values
-    from gtrace.types import State, SummarySpec
+    from gtrace.types import SummarySpec
 
 #: float64 values that the running sums of stateless codecs may hold for a tensor; further codecs are encoded again
 _HELD = 1 << 23
+#: name of the sum of errors over a window among what is kept of a piece
+_LOST = ""
 
 
 class Ready(NamedTuple):
@@ -70,17 +77,69 @@ class _Memory:
 
     Attributes:
         sender: the codec with its state.
+        start: the arrays of the state before the first step.
         following: index of the next step.
         fitting: the steps that fit the codec, None before its first fit.
         fitted: whether a fit has set any of the state.
         views: index of a step -> sketch of what the codec saw there, for later steps of the burst to pool.
+        pieces: what is kept of each piece of a tensor that is never held whole, with the sum of errors over a window.
     """
 
     sender: Sender
+    start: Mapping[str, NDArray[Any]]
+    pieces: PieceStates | None = None
     following: int = -1
     fitting: Fitting | None = None
     fitted: bool = False
     views: dict[int, MomentSketch] = field(default_factory=dict)
+
+
+class PieceStates:
+    """Arrays of each piece of a tensor, in a temporary file: written once, then read in the same order."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._names: list[list[str]] = []
+
+    def add(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Those of the next piece."""
+        self._names.append(list(arrays))
+        for array in arrays.values():
+            np.save(self._file, array, allow_pickle=False)
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+        self._file.seek(0)
+        for names in self._names:
+            yield {name: np.load(self._file, allow_pickle=False) for name in names}
+
+
+class Sent(NamedTuple):
+    """A piece of a tensor that was sent.
+
+    Attributes:
+        state: with which it was encoded.
+        values: the exact values.
+        part: what was encoded.
+        decoded: what arrived.
+        lost: the sum of errors over the window so far, float64[n]; None outside of windows.
+    """
+
+    state: State
+    values: NDArray[np.float32]
+    part: EncodedPart
+    decoded: NDArray[np.float32]
+    lost: NDArray[np.float64] | None
+
+
+def piece_size(codecs: Iterable[Codec]) -> int:
+    """Values of a piece over which errors of a window are summed up: never a chunk, which must not show in the sums."""
+    whole = math.lcm(*(item.part_multiple or 1 for item in codecs))
+    return whole * max(1, BLOCK // whole)
+
+
+def arrived(codec: Codec, state: State, shared: bytes, part: EncodedPart) -> NDArray[np.float32]:
+    """The values of a part."""
+    return codec.receive(state, shared, part.payload)[0] if part.values is None else part.values
 
 
 class RunningSums:
@@ -265,19 +324,72 @@ class Fits:
             sent = 0 if self._fit(codec, before, size).shared == shared else sent
         return Ready(state, shared, self._columns(codec, index, fitting, 8.0 * sent / max(1, size), fitted or shared))
 
+    def pieces(
+        self, codec: Codec, index: int, facts: Mapping[str, NDArray[Any]], kept: PieceStates | None = None
+    ) -> Iterator[tuple[State, NDArray[np.float32]]]:
+        """The pieces of a step, each with what a codec ``kept`` of it and with facts about the whole tensor."""
+        memory = None if kept is None else iter(kept)
+        for values in self._source.pieces(index, piece_size([codec])):
+            own = codec.init(values.size).arrays if memory is None else next(memory)
+            yield State(values.size, {**own, **facts}), values
+
+    def sent(self, codec: Codec, draw: int, index: int, ready: Ready) -> Iterator[Sent]:
+        """Encode a step of a stateful codec piece by piece; once all are taken, it remembers the step."""
+        memory = self._memories[id(codec), draw]
+        if self._pools(codec, index + 1):
+            self._keep_view(memory, index, self._sketched(codec, index, memory))
+        facts = _changed(memory.start, ready.state.arrays)
+        key, kept, start = self.key(step=self._job.steps[index], draw=draw), PieceStates(), 0
+        prepared = codec.prepare(ready.state, partial(self.pieces, codec, index, facts, memory.pieces), key)
+        facts |= _changed(ready.state.arrays, prepared.arrays)
+        for state, values in self.pieces(codec, index, facts, memory.pieces):
+            before = state.arrays.get(_LOST)
+            part = codec.encode_part(state, values, key, start)
+            decoded, lost = arrived(codec, state, ready.shared, part), None
+            after = codec.update(state, values, decoded).arrays
+            own = {name: array for name, array in after.items() if name not in facts and name != _LOST}
+            if index in self._sums.first:
+                fresh = before is None or self._sums.first[index] == index
+                own[_LOST] = lost = np.zeros(values.size) if fresh or before is None else before
+                add_error(values, decoded, lost)
+            kept.add(own)
+            yield Sent(state, values, part, decoded, lost)
+            start += values.size
+        memory.sender.state = codec.settled(memory.sender.state, prepared)
+        memory.pieces, memory.following = kept, index + 1
+
+    def _sketched(self, codec: Codec, index: int, memory: _Memory | None) -> MomentSketch:
+        """The sketch of a step as a codec sees it, piece by piece; with an empty memory for None."""
+        assert codec.needs is not None
+
+        def seen() -> Iterator[NDArray[np.float32]]:
+            facts = {} if memory is None else _changed(memory.start, memory.sender.state.arrays)
+            start = 0
+            for state, values in self.pieces(codec, index, facts, None if memory is None else memory.pieces):
+                yield as_values(codec.view(state, values, start))
+                start += values.size
+
+        return sketch_of_parts(codec.needs, seen)
+
     def settle(
         self, codec: Codec, draw: int, index: int, values: NDArray[np.float32], arrived: NDArray[np.float32]
     ) -> None:
         """Keep what a stateful codec remembers after it sent a step."""
         memory = self._memories[id(codec), draw]
-        own_view = type(codec).view is not Codec.view and codec.needs is not None
-        if own_view and self._settings.source(codec, index + 1, self._job.steps).pooled:
-            assert codec.needs is not None
-            first = max(start_of(self._job.steps, index), index + 1 - WINDOW)
-            memory.views = {k: view for k, view in memory.views.items() if k >= first}
-            memory.views[index] = MomentSketch.from_spec(codec.view(memory.sender.state, values), codec.needs)
+        if codec.needs is not None and self._pools(codec, index + 1):
+            view = MomentSketch.from_spec(codec.view(memory.sender.state, values), codec.needs)
+            self._keep_view(memory, index, view)
         memory.sender.settle(values, arrived)
         memory.following = index + 1
+
+    def _pools(self, codec: Codec, index: int) -> bool:
+        """Whether a step's fit pools what a stateful codec saw before."""
+        own_view = type(codec).view is not Codec.view and codec.needs is not None
+        return own_view and self._settings.source(codec, index, self._job.steps).pooled
+
+    def _keep_view(self, memory: _Memory, index: int, view: MomentSketch) -> None:
+        first = max(start_of(self._job.steps, index), index + 1 - WINDOW)
+        memory.views = {k: kept for k, kept in memory.views.items() if k >= first} | {index: view}
 
     def _columns(self, codec: Codec, index: int, fitting: Fitting, bits: float, fitted: object) -> dict[str, Any]:
         """The row's columns about the fit."""
@@ -297,7 +409,7 @@ class Fits:
                     before = codec.with_target(before, self._share(codec, fitting))
                 summary = self._seen(codec, codec.needs, before, fitting)
                 after = codec.fit(before, summary, self._job.steps[fitting.steps[-1]])
-            found = _Fitted(after, after is not before and _differs(before, after), codec.shared(after))
+            found = _Fitted(after, bool(_changed(before.arrays, after.arrays)), codec.shared(after))
         self.recent[key] = found
         return found
 
@@ -307,27 +419,32 @@ class Fits:
         spec: SummarySpec,
         state: State,
         fitting: Fitting,
-        views: Mapping[int, MomentSketch] = MappingProxyType({}),
+        memory: _Memory | None = None,
     ) -> MomentSketch:
         """The sketch that fits a codec: of the steps as its innermost part sees them.
 
-        ``views``: what a stateful codec saw at the steps of its burst. For earlier steps it uses what it would see
-        without memory.
+        ``memory``: what a stateful codec holds, and saw at the steps of its burst. For earlier steps it uses what it
+        would see without memory.
         """
         if type(codec).view is Codec.view:
             return self.sketch(fitting, spec)
         if fitting.pooled:
+            views = {} if memory is None else memory.views
             return pooled(views[k] if k in views else self._view(codec, spec, k) for k in fitting.steps)
+        if self._job.chunked:
+            return self._sketched(codec, fitting.steps[0], memory)
         values, _ = self._source.values(fitting.steps[0])
         # A memory of another size says nothing about these values.
-        memory = state if state.size == values.size else codec.init(values.size, self._shapes.get(values.size))
-        return MomentSketch.from_spec(codec.view(memory, values), spec)
+        state = state if state.size == values.size else codec.init(values.size, self._shapes.get(values.size))
+        return MomentSketch.from_spec(codec.view(state, values), spec)
 
     def _view(self, codec: Codec, spec: SummarySpec, index: int) -> MomentSketch:
         """The sketch of a step as a codec with an empty memory sees it."""
         key = id(codec), index
         found: MomentSketch | None = self.recent.get(key) or self.before.get(key)
-        if found is None:
+        if found is None and self._job.chunked:
+            found = self._sketched(codec, index, None)
+        elif found is None:
             values, _ = self._source.values(index)
             memory = codec.init(values.size, self._shapes.get(values.size))
             found = MomentSketch.from_spec(codec.view(memory, values), spec)
@@ -347,10 +464,14 @@ class Fits:
         if memory is None or memory.following != index or start == index:
             self._memories.pop(key, None)
             for k in range(start, index):
-                values, bad = self._source.values(k)
+                size, bad = self._source.extent(k)
                 if bad and self._settings.nonfinite == "skip":
                     continue
-                ready = self._refitted(codec, key, k, values.size)
+                ready = self._refitted(codec, key, k, size)
+                if self._job.chunked:
+                    deque(self.sent(codec, draw, k, ready), maxlen=0)
+                    continue
+                values, _ = self._source.values(k)
                 arrived = codec.simulate(ready.state, values, self.key(step=self._job.steps[k], draw=draw)).values
                 total = self._sums.at(key, k, values.size)
                 if total is not None:
@@ -365,14 +486,14 @@ class Fits:
             note = f"memory starts afresh: {memory.sender.state.size} values became {size}"
         if memory is None or note is not None:
             sender = Sender(codec, size, self._options, tensor=self._job.tensor, shape=self._shapes.get(size))
-            memory = self._memories[key] = _Memory(sender)
+            memory = self._memories[key] = _Memory(sender, sender.state.arrays)
         sender, fitting = memory.sender, self._settings.source(codec, index, self._job.steps)
         # Training does the same: a fit stays until the next fit.
         if memory.fitting != fitting and codec.needs is not None:
             before = sender.state
-            summary = self._seen(codec, codec.needs, before, fitting, memory.views)
+            summary = self._seen(codec, codec.needs, before, fitting, memory)
             sender.fit(summary, self._job.steps[index], share=self._share(codec, fitting) if codec.allocates else None)
-            memory.fitted = bool(summary.sums.size) and _differs(before, sender.state)
+            memory.fitted = bool(summary.sums.size and _changed(before.arrays, sender.state.arrays))
         memory.fitting = fitting
         shared = codec.shared(sender.state)
         sent = 0 if shared == sender.known else len(shared)
@@ -381,9 +502,9 @@ class Fits:
         return Ready(sender.state, shared, self._columns(codec, index, fitting, bits, memory.fitted or shared), note)
 
 
-def _differs(before: State, after: State) -> bool:
-    """Whether a fit changed the state."""
-    return any(before.arrays.get(name) is not array for name, array in after.arrays.items())
+def _changed(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The arrays of a state that are new."""
+    return {name: array for name, array in after.items() if before.get(name) is not array}
 
 
 class Allocation:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
-from gtrace.buckets import BinTable, bucket_scales, whole_scale
-from gtrace.codecs import TensorSums
+from gtrace.buckets import BinTable, whole_scale
+from gtrace.codecs import RunningTensorSums, TensorSums
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.kernels.compare import add_values, weighted_sums
 from gtrace.kernels.noise import THREE, three_sums
 from gtrace.kernels.norms import BLOCK, count_nonfinite, power_sum
-from gtrace.metrics import Blocks, WeightedSums, update_weights
+from gtrace.metrics import WeightedSums, update_weights
 from gtrace.noise import Noise, added, noise_of_sums
 from gtrace.settings import KINDS
 from gtrace.sketch import MomentSketch
@@ -125,6 +125,18 @@ class PartialSketch:
             exact_zeros=exact.size - int(np.count_nonzero(exact)),
             weighted=weights is not None,
         )
+
+
+def sketch_of_parts(spec: SummarySpec, parts: Callable[[], Iterator[NDArray[np.float32]]]) -> MomentSketch:
+    """The sketch of finite values that arrive in parts, as often as they are asked for; see :class:`PartialSketch`."""
+    scale = None
+    if spec.bucket_size is None and spec.norm != "none":
+        _, *sums = TensorSums.of(parts())
+        scale = whole_scale(spec.norm, *sums)
+    sketch = PartialSketch(spec, scale)
+    for values in parts():
+        sketch.add(values)
+    return sketch.finish()
 
 
 def _choose_kind(trace: Trace, kind: Kind | None) -> Kind:
@@ -278,7 +290,7 @@ class Gradients:
         whole = [spec for spec in specs if spec.bucket_size is None and spec.norm != "none"]
         scales = {}
         if whole:
-            running = _Sums()
+            running = RunningTensorSums()
             for values in self.chunks(name, step, self.piece()):
                 running.add(values)
             _, *sums = running.finish()
@@ -436,36 +448,11 @@ def energy_in_pieces(total: NDArray[np.float64], energy: float = 0.0) -> float:
     return energy
 
 
-class _Sums:
-    """Sums over values that arrive in parts, equal to those over all of them at once."""
-
-    def __init__(self) -> None:
-        self._blocks = Blocks()
-        self._size, self._norm1, self._energy, self._largest = 0, 0.0, 0.0, 0.0
-
-    def add(self, values: NDArray[np.float32]) -> None:
-        """Add the next part, finite float32[n]."""
-        self._size += values.size
-        for (block,) in self._blocks.add(values):
-            self._block(block)
-
-    def _block(self, block: NDArray[np.float32]) -> None:
-        self._norm1 += float(power_sum(block, 1))
-        self._energy += float(power_sum(block, 2))
-        self._largest = max(self._largest, float(bucket_scales(block, "linf", None)[0]))
-
-    def finish(self) -> TensorSums:
-        """The sums."""
-        for (block,) in self._blocks.rest():
-            self._block(block)
-        return TensorSums(self._size, self._norm1, self._energy, self._largest)
-
-
 class _Scan:
     """Totals, the number of non-finite values and sketches of a tensor that arrives in parts."""
 
     def __init__(self, sketches: dict[SummarySpec, PartialSketch]) -> None:
-        self._sketches, self._sums = sketches, _Sums()
+        self._sketches, self._sums = sketches, RunningTensorSums()
         self.bad = 0
 
     def add(self, piece: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -73,14 +73,12 @@ def spec_in_chunks(spec: SummarySpec, chunk: int) -> bool:
 
 def in_chunks(item: Codec, chunk: int) -> bool:
     """Whether a codec has expectations that can be computed from the sum of the chunks' sketches."""
-    return expecting(item) and _fit_obstacle(item, chunk) is None
+    return expecting(item) and type(item).view is Codec.view and _fit_obstacle(item, chunk) is None
 
 
 def _fit_obstacle(item: Codec, chunk: int) -> str | None:
     """Why a codec cannot be fitted to, or judged from, the sum of the chunks' sketches."""
     needs = item.needs
-    if type(item).view is not Codec.view:
-        return "is fitted to all values at once"
     if needs is None or spec_in_chunks(needs, chunk):
         return None
     if needs.clip is not None:
@@ -92,8 +90,6 @@ def _fit_obstacle(item: Codec, chunk: int) -> str | None:
 
 def draw_obstacle(item: Codec, chunk: int) -> str | None:
     """Why a codec cannot encode a tensor chunk by chunk with the same result as whole; None if it can."""
-    if item.stateful:
-        return "remembers every value"
     obstacle = _fit_obstacle(item, chunk)
     if obstacle is not None:
         return obstacle

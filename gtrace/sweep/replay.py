@@ -314,7 +314,7 @@ class Replay:
         for t, tensor in enumerate(tensors if index in self._sums.first else ()):
             for k in left:
                 state = fitted.state(t * len(codecs) + k, tensor.size)
-                tensor.draws.keep(codecs[k], index, Ready(state, codecs[k].shared(state), {}), references[t])
+                tensor.draws.keep(codecs[k], draw, index, Ready(state, codecs[k].shared(state), {}), references[t])
         if any(tensor.window for tensor in tensors):
             lost = np.full((len(tensors), len(codecs)), math.nan)
             for k, codec in enumerate(codecs):

@@ -23,7 +23,7 @@ from gtrace.metrics import Reference, ratio, relative, snr_db
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -106,6 +106,15 @@ class Values:
         bad = int(count_nonfinite(values))
         return (np.where(np.isfinite(values), values, np.float32(0)) if bad else values), bad
 
+    def extent(self, index: int) -> tuple[int, int]:
+        """The size of a step, and its number of non-finite values."""
+        values, bad = self.values(index)
+        return values.size, bad
+
+    def pieces(self, index: int, size: int) -> Iterator[NDArray[np.float32]]:
+        """The values of a step, ``size`` at a time."""
+        return self._gradients.chunks(self._tensor, self._steps[index], size)
+
 
 class Chunks(Values):
     """A tensor that is too large to be held: sketches of a step in one pass over its chunks."""
@@ -119,6 +128,11 @@ class Chunks(Values):
     def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
         """See :class:`Values`."""
         return self._gradients.scan(self._tensor, self._steps[index], specs)[2]
+
+    def extent(self, index: int) -> tuple[int, int]:
+        """See :class:`Values`."""
+        totals, bad = self._gradients.totals(self._tensor, self._steps[index])
+        return totals.size, bad
 
 
 class Sketches(Values):

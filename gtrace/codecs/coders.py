@@ -183,6 +183,8 @@ class SharedCode(Coder):
 class OwnCode(Coder):
     """A Huffman code made for the symbols and sent with them, unless fixed width is shorter."""
 
+    splits: ClassVar[bool] = True
+
     #: flag of a payload that holds a code
     flag: int = 1
 

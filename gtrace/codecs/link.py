@@ -11,9 +11,10 @@ Values are arrays, or tensors that an :class:`Engine` encodes on their device.
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,11 +28,11 @@ from gtrace.sketch import MomentSketch
 from gtrace.types import Key, Role, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.base import Rounds
+    from gtrace.codecs.base import EncodedPart, Rounds
     from gtrace.types import SummarySpec
 
 T = TypeVar("T")
@@ -87,6 +88,44 @@ class Message:
         return 0 if self.shared is None else 8 * len(self.shared)
 
 
+class SentPiece(NamedTuple):
+    """A piece of a tensor that was sent.
+
+    Attributes:
+        state: with which it was encoded.
+        values: float32[n], the exact values.
+        part: what was encoded.
+        decoded: float32[n], what arrived.
+    """
+
+    state: State
+    values: NDArray[np.float32]
+    part: EncodedPart
+    decoded: NDArray[np.float32]
+
+
+class PieceArrays:
+    """Arrays of each piece of a tensor in a temporary file: written once, then read in the same order."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._names: list[list[str]] = []
+
+    def add(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Those of the next piece."""
+        self._names.append(list(arrays))
+        for array in arrays.values():
+            np.save(self._file, array, allow_pickle=False)
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+        self._file.seek(0)
+        for names in self._names:
+            yield {name: np.load(self._file, allow_pickle=False) for name in names}
+
+    def __del__(self) -> None:
+        self._file.close()
+
+
 class Sender:
     """One worker's codec for one tensor, with its state.
 
@@ -131,6 +170,9 @@ class Sender:
 
     def _take(self, codec: Codec, state: State) -> None:
         self.codec, self.state, self._fitted = codec, state, -1
+        # Of a tensor in pieces the state has what is known of the whole, besides these.
+        self._start = state.arrays
+        self._kept: PieceArrays | None = None
         self._spec = fit_spec(codec)
         self._pools = self._refit.pooled and poolable(self._spec)
 
@@ -217,8 +259,8 @@ class Sender:
         else:
             payload = self._engine.encode(self.codec, self.state, values, self.key(step))
         shared = self.codec.shared(self.state)
-        changed, self.known = shared != self.known, shared
-        return Message(payload, shared if changed else None)
+        news, self.known = shared != self.known, shared
+        return Message(payload, shared if news else None)
 
     def rounds(self, values: Any, step: int) -> Rounds:
         """A linear codec's rounds instead of a message; its state becomes the next step's when they end."""
@@ -230,6 +272,31 @@ class Sender:
         """Record how ``values`` arrived, for residuals and momentum."""
         if self.codec.stateful:
             self.state = self.codec.update(self.state, values, decoded)
+
+    def pieces(self, values: Iterable[NDArray[np.float32]]) -> Iterator[tuple[State, NDArray[np.float32]]]:
+        """The pieces of a step of a tensor that is never held whole, each with its state."""
+        known = changed(self._start, self.state.arrays)
+        kept = None if self._kept is None else iter(self._kept)
+        for x in values:
+            own = self.codec.init(x.size).arrays if kept is None else next(kept)
+            yield State(x.size, {**own, **known}), x
+
+    def send_pieces(
+        self, values: Callable[[], Iterable[NDArray[np.float32]]], key: tuple[int, int]
+    ) -> Iterator[SentPiece]:
+        """Encode a step piece by piece, each a multiple of the codec's ``part_multiple``; the last one settles it."""
+        prepared = self.codec.prepare(self.state, lambda: self.pieces(values()), key)
+        news, known = (changed(before, prepared.arrays) for before in (self.state.arrays, self._start))
+        shared, kept, start = self.codec.shared(self.state), PieceArrays(), 0
+        for state, x in self.pieces(values()):
+            state = state.with_arrays(**news)
+            part = self.codec.encode_part(state, x, key, start)
+            decoded = arrived(self.codec, state, shared, part)
+            after = self.codec.update(state, x, decoded).arrays
+            kept.add({name: array for name, array in after.items() if name not in known})
+            yield SentPiece(state, x, part, decoded)
+            start += x.size
+        self.state, self._kept = self.codec.settled(self.state, prepared), kept
 
     def key(self, step: int) -> Key:
         """The key of a step's randomness."""
@@ -263,6 +330,16 @@ def on_host(values: Any) -> NDArray[np.float32]:
     """An array as it is, a tensor of any device as one."""
     array: NDArray[np.float32] = values if isinstance(values, np.ndarray) else values.cpu().numpy()
     return array
+
+
+def changed(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The arrays of a state that are new."""
+    return {name: array for name, array in after.items() if before.get(name) is not array}
+
+
+def arrived(codec: Codec, state: State, shared: bytes, part: EncodedPart) -> NDArray[np.float32]:
+    """The values of a part of a tensor."""
+    return codec.receive(state, shared, part.payload)[0] if part.values is None else part.values
 
 
 def fit_spec(codec: Codec) -> SummarySpec | None:

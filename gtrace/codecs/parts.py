@@ -164,7 +164,8 @@ class Scale(Word):
     @property
     def part_multiple(self) -> int | None:
         """Parts of a tensor must be a multiple of this length; None if a scale needs the whole tensor."""
-        return 1
+        found: int | None = getattr(self, self.per) if self.per else 1
+        return found
 
     @property
     def shares(self) -> bool:

@@ -117,6 +117,7 @@ class Range(Scale):
     """The least and the greatest value of a tensor, in float32."""
 
     whole_tensor = True
+    part_multiple = None
 
     def measure(self, x: Values, state: State) -> Values:
         return np.array([x.min(), x.max()] if x.size else [0.0, 0.0], np.float32)

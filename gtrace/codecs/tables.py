@@ -170,6 +170,7 @@ class CodeMeans(Scale):
     """The mean of the values with each of 256 codes, in float32; 0 for a code that no value has."""
 
     whole_tensor = True
+    part_multiple = None
 
     rule: Literal["uniform", "quantile"] = "uniform"
 

@@ -137,6 +137,10 @@ class Wrapper(Codec):
             return part
         return dataclasses.replace(part, values=self.parts.memory.received(state.arrays, part.values)[0])
 
+    def settled(self, state: State, prepared: State) -> State:
+        """The inner codec's."""
+        return self.with_inner(state, self.inner.settled(self.inner_state(state), self.inner_state(prepared)))
+
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """As the inner codec."""
         return self.inner.measured(whole, size)

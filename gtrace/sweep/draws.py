@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gtrace.buckets import bucket_scales
 from gtrace.codecs import TensorSums
+from gtrace.codecs.link import arrived
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.metrics import Histogram, Reference, RunningComparison
-from gtrace.sweep.fits import arrived, piece_size
+from gtrace.sweep.fits import piece_size
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.level_draws import PartDraws, draws_in_parts
 from gtrace.sweep.limits import draw_obstacle
@@ -121,10 +121,12 @@ class Draws:
         return [found[id(codec), draw] for codec in codecs]
 
     def _prepared(self, item: Codec, number: int, index: int, ready: Ready, sums: TensorSums | None) -> Ready:
-        key, pieces = self._fits.key(step=self._job.steps[index], draw=number), self._fits.pieces
-        return ready._replace(
-            state=item.prepare(ready.state, partial(pieces, item, index, ready.state.arrays), key, sums)
-        )
+        key, size = self._fits.key(step=self._job.steps[index], draw=number), piece_size([item])
+
+        def pieces() -> Iterator[tuple[State, NDArray[np.float32]]]:
+            return ((State(x.size, ready.state.arrays), x) for x in self._source.pieces(index, size))
+
+        return ready._replace(state=item.prepare(ready.state, pieces, key, sums))
 
     def _losses(self, pairs: list[tuple[Codec, int]], steps: range) -> dict[tuple[int, int], float]:
         """||sum of errors||^2 of each encoding over a window: encodes its steps again, a piece of each at a time."""
@@ -221,11 +223,13 @@ class ChunkDraws(Draws):
         if self._gradients.moments:
             weights = (part for _, part in self._gradients.weighted_chunks(tensor, step, piece_size([codec])))
         lost = 0.0
-        for sent, part in zip(self._fits.sent(codec, draw, index, ready), weights, strict=False):
+        known = window is not None
+        for (sent, total), weight in zip(self._fits.sent(codec, draw, index), weights, strict=False):
             exact.add(sent.values)
-            encoding.compare(sent.state, sent.values, sent.part, sent.decoded, part)
-            lost += 0.0 if sent.lost is None else float(power_sum(sent.lost, 2))
-        return encoding.finish()._replace(window_error=None if window is None else lost)
+            encoding.compare(*sent, weight)
+            known = known and total is not None
+            lost += 0.0 if total is None else float(power_sum(total, 2))
+        return encoding.finish()._replace(window_error=lost if known else None)
 
     def _window_ahead(self, index: int) -> dict[int, Totals]:
         """The totals of the steps of the window that begins at a step; empty if they cannot be drawn together."""

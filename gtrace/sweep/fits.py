@@ -7,19 +7,17 @@ remembers what it sent since the start of its burst; its :class:`~gtrace.codecs.
 from __future__ import annotations
 
 import math
-import tempfile
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gtrace.buckets import as_values
 from gtrace.codecs import Codec
-from gtrace.codecs.link import LinkOptions, Sender
+from gtrace.codecs.link import LinkOptions, PieceArrays, Sender, changed
 from gtrace.fitting.pooling import WINDOW, RunningPool, pooled
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK
@@ -28,23 +26,21 @@ from gtrace.sketch import MomentSketch, SketchSet
 from gtrace.sweep.gradients import sketch_of_parts
 from gtrace.sweep.jobs import Fitting, start_of
 from gtrace.sweep.schema import EXPECTATION
-from gtrace.types import Key, State
+from gtrace.types import Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import EncodedPart
+    from gtrace.codecs.link import SentPiece
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Among, Job, Settings
     from gtrace.sweep.sources import Values
-    from gtrace.types import SummarySpec
+    from gtrace.types import State, SummarySpec
 
 #: float64 values that the running sums of stateless codecs may hold for a tensor; further codecs are encoded again
 _HELD = 1 << 23
-#: name of the sum of errors over a window among what is kept of a piece
-_LOST = ""
 
 
 class Ready(NamedTuple):
@@ -77,69 +73,25 @@ class _Memory:
 
     Attributes:
         sender: the codec with its state.
-        start: the arrays of the state before the first step.
         following: index of the next step.
         fitting: the steps that fit the codec, None before its first fit.
         fitted: whether a fit has set any of the state.
         views: index of a step -> sketch of what the codec saw there, for later steps of the burst to pool.
-        pieces: what is kept of each piece of a tensor that is never held whole, with the sum of errors over a window.
+        lost: the sum of errors over a window, of each piece of a tensor that is never held whole.
     """
 
     sender: Sender
-    start: Mapping[str, NDArray[Any]]
-    pieces: PieceStates | None = None
+    lost: PieceArrays | None = None
     following: int = -1
     fitting: Fitting | None = None
     fitted: bool = False
     views: dict[int, MomentSketch] = field(default_factory=dict)
 
 
-class PieceStates:
-    """Arrays of each piece of a tensor, in a temporary file: written once, then read in the same order."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        self._names: list[list[str]] = []
-
-    def add(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Those of the next piece."""
-        self._names.append(list(arrays))
-        for array in arrays.values():
-            np.save(self._file, array, allow_pickle=False)
-
-    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        self._file.seek(0)
-        for names in self._names:
-            yield {name: np.load(self._file, allow_pickle=False) for name in names}
-
-
-class Sent(NamedTuple):
-    """A piece of a tensor that was sent.
-
-    Attributes:
-        state: with which it was encoded.
-        values: the exact values.
-        part: what was encoded.
-        decoded: what arrived.
-        lost: the sum of errors over the window so far, float64[n]; None outside of windows.
-    """
-
-    state: State
-    values: NDArray[np.float32]
-    part: EncodedPart
-    decoded: NDArray[np.float32]
-    lost: NDArray[np.float64] | None
-
-
 def piece_size(codecs: Iterable[Codec]) -> int:
     """Values of a piece over which errors of a window are summed up: never a chunk, which must not show in the sums."""
     whole = math.lcm(*(item.part_multiple or 1 for item in codecs))
     return whole * max(1, BLOCK // whole)
-
-
-def arrived(codec: Codec, state: State, shared: bytes, part: EncodedPart) -> NDArray[np.float32]:
-    """The values of a part."""
-    return codec.receive(state, shared, part.payload)[0] if part.values is None else part.values
 
 
 class RunningSums:
@@ -324,50 +276,36 @@ class Fits:
             sent = 0 if self._fit(codec, before, size).shared == shared else sent
         return Ready(state, shared, self._columns(codec, index, fitting, 8.0 * sent / max(1, size), fitted or shared))
 
-    def pieces(
-        self, codec: Codec, index: int, facts: Mapping[str, NDArray[Any]], kept: PieceStates | None = None
-    ) -> Iterator[tuple[State, NDArray[np.float32]]]:
-        """The pieces of a step, each with what a codec ``kept`` of it and with facts about the whole tensor."""
-        memory = None if kept is None else iter(kept)
-        for values in self._source.pieces(index, piece_size([codec])):
-            own = codec.init(values.size).arrays if memory is None else next(memory)
-            yield State(values.size, {**own, **facts}), values
+    def sent(self, codec: Codec, draw: int, index: int) -> Iterator[tuple[SentPiece, NDArray[np.float64] | None]]:
+        """Encode a step of a stateful codec piece by piece; once all are taken, it remembers the step.
 
-    def sent(self, codec: Codec, draw: int, index: int, ready: Ready) -> Iterator[Sent]:
-        """Encode a step of a stateful codec piece by piece; once all are taken, it remembers the step."""
-        memory = self._memories[id(codec), draw]
+        With each piece comes the sum of its errors over the window so far, None outside of windows.
+        """
+        memory, first = self._memories[id(codec), draw], self._sums.first.get(index)
         if self._pools(codec, index + 1):
-            self._keep_view(memory, index, self._sketched(codec, index, memory))
-        facts = _changed(memory.start, ready.state.arrays)
-        key, kept, start = self.key(step=self._job.steps[index], draw=draw), PieceStates(), 0
-        prepared = codec.prepare(ready.state, partial(self.pieces, codec, index, facts, memory.pieces), key)
-        facts |= _changed(ready.state.arrays, prepared.arrays)
-        for state, values in self.pieces(codec, index, facts, memory.pieces):
-            before = state.arrays.get(_LOST)
-            part = codec.encode_part(state, values, key, start)
-            decoded, lost = arrived(codec, state, ready.shared, part), None
-            after = codec.update(state, values, decoded).arrays
-            own = {name: array for name, array in after.items() if name not in facts and name != _LOST}
-            if index in self._sums.first:
-                fresh = before is None or self._sums.first[index] == index
-                own[_LOST] = lost = np.zeros(values.size) if fresh or before is None else before
-                add_error(values, decoded, lost)
-            kept.add(own)
-            yield Sent(state, values, part, decoded, lost)
-            start += values.size
-        memory.sender.state = codec.settled(memory.sender.state, prepared)
-        memory.pieces, memory.following = kept, index + 1
+            self._keep_view(memory, index, self._sketched(codec, index, memory.sender))
+        before = None if memory.lost is None or memory.following != index else iter(memory.lost)
+        lost = PieceArrays() if first == index or (first is not None and before is not None) else None
+        values = partial(self._source.pieces, index, piece_size([codec]))
+        for sent in memory.sender.send_pieces(values, self.key(step=self._job.steps[index], draw=draw)):
+            total = None
+            if lost is not None:
+                total = np.zeros(sent.values.size) if first == index or before is None else next(before)["lost"]
+                add_error(sent.values, sent.decoded, total)
+                lost.add({"lost": total})
+            yield sent, total
+        memory.lost, memory.following = lost, index + 1
 
-    def _sketched(self, codec: Codec, index: int, memory: _Memory | None) -> MomentSketch:
-        """The sketch of a step as a codec sees it, piece by piece; with an empty memory for None."""
+    def _sketched(self, codec: Codec, index: int, sender: Sender | None = None) -> MomentSketch:
+        """The sketch of a step as a codec sees it, piece by piece; with an empty memory without a sender."""
         assert codec.needs is not None
 
         def seen() -> Iterator[NDArray[np.float32]]:
-            facts = {} if memory is None else _changed(memory.start, memory.sender.state.arrays)
-            start = 0
-            for state, values in self.pieces(codec, index, facts, None if memory is None else memory.pieces):
-                yield as_values(codec.view(state, values, start))
-                start += values.size
+            values, start = self._source.pieces(index, piece_size([codec])), 0
+            empty = ((codec.init(x.size), x) for x in values)
+            for state, x in empty if sender is None else sender.pieces(values):
+                yield as_values(codec.view(state, x, start))
+                start += x.size
 
         return sketch_of_parts(codec.needs, seen)
 
@@ -409,7 +347,7 @@ class Fits:
                     before = codec.with_target(before, self._share(codec, fitting))
                 summary = self._seen(codec, codec.needs, before, fitting)
                 after = codec.fit(before, summary, self._job.steps[fitting.steps[-1]])
-            found = _Fitted(after, bool(_changed(before.arrays, after.arrays)), codec.shared(after))
+            found = _Fitted(after, bool(changed(before.arrays, after.arrays)), codec.shared(after))
         self.recent[key] = found
         return found
 
@@ -432,7 +370,7 @@ class Fits:
             views = {} if memory is None else memory.views
             return pooled(views[k] if k in views else self._view(codec, spec, k) for k in fitting.steps)
         if self._job.chunked:
-            return self._sketched(codec, fitting.steps[0], memory)
+            return self._sketched(codec, fitting.steps[0], None if memory is None else memory.sender)
         values, _ = self._source.values(fitting.steps[0])
         # A memory of another size says nothing about these values.
         state = state if state.size == values.size else codec.init(values.size, self._shapes.get(values.size))
@@ -443,7 +381,7 @@ class Fits:
         key = id(codec), index
         found: MomentSketch | None = self.recent.get(key) or self.before.get(key)
         if found is None and self._job.chunked:
-            found = self._sketched(codec, index, None)
+            found = self._sketched(codec, index)
         elif found is None:
             values, _ = self._source.values(index)
             memory = codec.init(values.size, self._shapes.get(values.size))
@@ -464,12 +402,12 @@ class Fits:
         if memory is None or memory.following != index or start == index:
             self._memories.pop(key, None)
             for k in range(start, index):
-                size, bad = self._source.extent(k)
+                there, bad = self._source.extent(k)
                 if bad and self._settings.nonfinite == "skip":
                     continue
-                ready = self._refitted(codec, key, k, size)
+                ready = self._refitted(codec, key, k, there)
                 if self._job.chunked:
-                    deque(self.sent(codec, draw, k, ready), maxlen=0)
+                    deque(self.sent(codec, draw, k), maxlen=0)
                     continue
                 values, _ = self._source.values(k)
                 arrived = codec.simulate(ready.state, values, self.key(step=self._job.steps[k], draw=draw)).values
@@ -486,25 +424,20 @@ class Fits:
             note = f"memory starts afresh: {memory.sender.state.size} values became {size}"
         if memory is None or note is not None:
             sender = Sender(codec, size, self._options, tensor=self._job.tensor, shape=self._shapes.get(size))
-            memory = self._memories[key] = _Memory(sender, sender.state.arrays)
+            memory = self._memories[key] = _Memory(sender)
         sender, fitting = memory.sender, self._settings.source(codec, index, self._job.steps)
         # Training does the same: a fit stays until the next fit.
         if memory.fitting != fitting and codec.needs is not None:
             before = sender.state
             summary = self._seen(codec, codec.needs, before, fitting, memory)
             sender.fit(summary, self._job.steps[index], share=self._share(codec, fitting) if codec.allocates else None)
-            memory.fitted = bool(summary.sums.size and _changed(before.arrays, sender.state.arrays))
+            memory.fitted = bool(summary.sums.size and changed(before.arrays, sender.state.arrays))
         memory.fitting = fitting
         shared = codec.shared(sender.state)
         sent = 0 if shared == sender.known else len(shared)
         sender.known = shared
         bits = 8.0 * sent / max(1, size)
         return Ready(sender.state, shared, self._columns(codec, index, fitting, bits, memory.fitted or shared), note)
-
-
-def _changed(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays of a state that are new."""
-    return {name: array for name, array in after.items() if before.get(name) is not array}
 
 
 class Allocation:

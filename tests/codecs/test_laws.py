@@ -1,5 +1,9 @@
 """Every registered codec, in the configurations that differ in code path, obeys every law."""
 
+import math
+import operator
+from functools import reduce
+
 import numpy as np
 import pytest
 from helpers_variants import VARIANTS
@@ -7,7 +11,12 @@ from helpers_variants import VARIANTS
 import gtrace
 from gtrace import testing
 from gtrace.codecs import parse_spec, wrapper_names
+from gtrace.codecs.link import LinkOptions, Sender
+from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
+from gtrace.schedule import RefitSchedule
+from gtrace.sketch import MomentSketch
+from gtrace.types import Key
 
 #: edges of parameters beside the usual configurations
 _EDGES = """
@@ -18,6 +27,37 @@ momentum:beta=0.5,dampening=0.5:ef:qsgd:bits=3  rotate:none  rotate:block=2:qsgd
 rotate:onebit  rotate:terngrad:bucket_size=1000,tail=exact,clip=2.5
 momentum:powersgd  accumulate:powersgd  rotate:powersgd
 """
+
+#: codecs in parts, besides those
+IN_PARTS = [
+    "qsgd:bits=4,bucket_size=64",
+    "alq:bits=3,bucket_size=64",
+    "zipml:bits=3,bucket_size=none",
+    "signsgd:scale=energy",
+    "fp:e4m3",
+    "topk",
+    "topk:ratio=0.3",
+    "topk:chunk=64",
+    "topk:coder=fixed,values=intn:bits=2",
+    "mem-sgd",
+    "dgc:warmup=3",
+    "powersgd",
+    "ef-signsgd",
+    "ef:qsgd:bits=3,bucket_size=64",
+    "ef:topk:ratio=0.02",
+    "ef:beta=0.5,decay=0.9,reset=2:signsgd",
+    "ef:alq:bits=3,bucket_size=64",
+    "ef21:topk:ratio=0.1",
+    "ef21:momentum=0.5:signsgd",
+    "accumulate:topk",
+    "momentum:ef:signsgd",
+    "ef:powersgd:warm=false",
+    "rotate:block=64:qsgd:bits=3,bucket_size=64",
+    "rotate:block=64:topk",
+    "rotate:block=16,signs=fixed:signsgd",
+    "ef:rotate:block=64:alq:bits=3,bucket_size=64",
+    "rotate:block=16:prune",
+]
 
 #: as they are before other tests of this process register codecs of their own
 CODECS = gtrace.codec_names()
@@ -51,6 +91,40 @@ def test_a_codec_is_deterministic_exactly_if_its_key_changes_nothing(spec):
 def test_default_of_every_codec_obeys_the_spike_law(name):
     if gtrace.codec(name).unbiased:
         testing.check_spike(gtrace.codec(name), seed=1, draws=6)
+
+
+@pytest.mark.parametrize("shape", [(4999,), (50, 99)], ids=["vector", "matrix"])
+@pytest.mark.parametrize("spec", [*VARIANTS, *_EDGES.split(), *IN_PARTS])
+def test_a_tensor_in_pieces_is_sent_like_the_whole(spec, shape):
+    """The same values, bytes and bits, step by step, and so the same memory."""
+    c = gtrace.codec(spec)
+    n = math.prod(shape)
+    multiple = c.part_multiple
+    if multiple is None or multiple > n / 2:
+        assert spec not in IN_PARTS
+        return
+    length = multiple * max(1, 700 // multiple)
+    whole, pieces = (Sender(c, n, LinkOptions(RefitSchedule((0,))), tensor="t", shape=shape) for _ in range(2))
+    for step in range(4):
+        rng = np.random.default_rng(step)
+        x = (rng.standard_t(3, n) * 0.01 * rng.integers(0, 2, n)).astype(np.float32)
+        cut = [x[start : start + length] for start in range(0, n, length)]
+        if c.needs is not None and c.fits and step % 2 == 0:
+            seen, start = [], 0
+            for state, part in pieces.pieces(cut):
+                seen.append(c.view(state, part, start))
+                start += part.size
+            np.testing.assert_array_equal(np.concatenate(seen), c.view(whole.state, x))
+            summary, share = MomentSketch.from_spec(np.concatenate(seen), c.needs), 0.5 if c.allocates else None
+            whole.fit(summary, step, share=share)
+            pieces.fit(summary, step, share=share)
+        key = Key.derive(1, tensor="t", step=step)
+        wanted, sent = c.simulate(whole.state, x, key), list(pieces.send_pieces(lambda cut=cut: cut, key))
+        np.testing.assert_array_equal(np.concatenate([one.decoded for one in sent]), wanted.values)
+        body, coded = c.measured(reduce(operator.add, [one.part for one in sent]), n)
+        assert body + ENVELOPE_BYTES == wanted.payload_bytes
+        assert coded == pytest.approx(wanted.coded or coded, rel=1e-12)
+        whole.settle(x, wanted.values)
 
 
 class _Shrinking(type(gtrace.codec("qsgdinf"))):

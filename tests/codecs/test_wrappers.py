@@ -73,10 +73,12 @@ def test_the_rotation_is_signs_and_walsh_matrices(size, block, signs):
     cuts = np.cumsum([0, *pieces(size, block)])
     wanted = np.concatenate([np.empty(0), *(walsh(b - a) @ signed[a:b] for a, b in itertools.pairwise(cuts))])
     out, back = np.empty_like(x), np.empty_like(x)
-    hadamard.rotate(x, block, signs, np.uint64(8), np.uint64(9), False, out)
+    hadamard.rotate(x, 0, block, signs, np.uint64(8), np.uint64(9), False, out)
     assert out == pytest.approx(wanted, abs=1e-6)
-    hadamard.rotate(out, block, signs, np.uint64(8), np.uint64(9), True, back)
+    hadamard.rotate(out, 0, block, signs, np.uint64(8), np.uint64(9), True, back)
     assert back == pytest.approx(x, abs=1e-6)
+    hadamard.rotate(x[block:], block, block, signs, np.uint64(8), np.uint64(9), False, back[block:])
+    assert (back[block:] == out[block:]).all()
 
 
 def test_every_key_rotates_otherwise_and_the_seed_takes_32_bits():

@@ -218,6 +218,44 @@ def test_distances_of_sorted_values(repeated, seed):
         assert ends[0] != ends[1]
 
 
+@pytest.mark.parametrize("size", [0, 1, 2, 500, 4096, 70_000, (1 << 21) + 3, 1 << 22])
+@pytest.mark.parametrize("law", ["heavy", "few", "bits"])
+def test_values_in_order(size, law):
+    """Also more of them than there is room for, and more with the same first or second digit."""
+    rng = np.random.default_rng(size)
+    if law == "heavy":
+        x = rng.standard_t(2, size).astype(np.float32)
+    elif law == "few":
+        x = np.float32(1) + rng.integers(0, 3, size).astype(np.float32) * np.float32(2**-23)
+    else:
+        x = rng.integers(0, 2**32, size, np.uint32).view(np.float32)
+        x = np.where(np.isnan(x), np.float32(np.inf), x)
+    wanted = np.sort(x)
+    np.testing.assert_array_equal(compare.ascending(x), wanted)
+    compare.sort_values(x)
+    np.testing.assert_array_equal(x, wanted)
+
+
+def test_zeros_have_an_order_and_what_is_no_number_comes_last():
+    x = np.array([np.nan, 1, 0, -0.0, -np.inf, np.inf, -1], np.float32)
+    found = compare.ascending(x)
+    np.testing.assert_array_equal(found, [-np.inf, -1, 0, 0, 1, np.inf, np.nan])
+    assert np.signbit(found).tolist() == [True, True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (1, 900), (7, 33), (3, 5000)])
+@pytest.mark.parametrize("most", [4, 2**32])
+def test_the_largest_of_each_row(rows, size, most):
+    ranks = np.random.default_rng(size).integers(0, most, (rows, size), np.uint32)
+    for count in {1, -(-size // 50), size}:
+        # Stable: of equal ones those that come first.
+        order = np.argsort(most - 1 - ranks.astype(np.int64), axis=1, kind="stable")[:, :count]
+        wanted = np.sort(order, axis=1) + size * np.arange(rows)[:, None]
+        found = np.empty(rows * count + 1, np.int64)
+        compare.largest(ranks, count, found)
+        np.testing.assert_array_equal(found[:-1], wanted.reshape(-1))
+
+
 # tables, codes and bits
 
 

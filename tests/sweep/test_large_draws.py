@@ -6,7 +6,7 @@ from helpers_sweep import rows_of
 
 import gtrace
 from gtrace.metrics import Blocks, Histogram, Reference, RunningComparison, histogram_distance, scaled_distance
-from gtrace.sweep import draws
+from gtrace.sweep import draws, fits
 from gtrace.sweep.limits import MOST_CHUNKS, draw_obstacle
 from gtrace.trace import Trace
 from gtrace.types import Key, State
@@ -24,11 +24,30 @@ SPECS = [
 
 
 #: what has to see all values at once
-NOT_IN_PARTS = ("topk", "randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48")
-
-
-#: codes that are made for all symbols of a tensor
-OWN_CODE = ("int8", "intn", "minmax", "nf4", "fp4", "dynamic8", "uniform8", "quantile8", "eden")
+NOT_IN_PARTS = ("randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48", "minmax", "uniform8")
+NOT_IN_PARTS += ("quantile8", "eden", "mcgq", "thc", "dropping", "adacomp", "int8")
+#: codecs with memory, those that choose values among all, and those that turn them
+OF_ALL_VALUES = [
+    "topk:ratio=0.1",
+    "topk:chunk=64",
+    "topk:ratio=0.1,values=intn:bits=2",
+    "mem-sgd:ratio=0.03",
+    "dgc:warmup=3",
+    "powersgd",
+    "signum",
+    "onebit:bucket_size=256",
+    "ef:qsgd:bucket_size=256",
+    "ef:topk:ratio=0.02",
+    "ef:alq:bits=3,bucket_size=256",
+    "ef:signsgd",
+    "ef21:topk:ratio=0.1",
+    "ef21:momentum=0.5:signsgd",
+    "momentum:signsgd",
+    "accumulate:topk",
+    "rotate:block=64:topk",
+    "rotate:block=64:qsgd:bucket_size=256",
+    "ef:rotate:block=64:alq:bucket_size=256",
+]
 
 
 def with_buckets(spec):
@@ -69,9 +88,7 @@ def compared(whole, found):
 def test_every_codec_draws_the_same_in_chunks(trace):
     specs = list(map(with_buckets, SPECS))
     split = {spec for spec in specs if draw_obstacle(gtrace.codec(spec), CHUNK) is None}
-    others = ("mcgq", "thc", *OWN_CODE, "rotate:qsgd:bucket_size=256")
-    whole = {str(gtrace.codec(spec)) for spec in (*NOT_IN_PARTS, *others)}
-    assert {spec for spec in specs if not gtrace.codec(spec).stateful} - split == whole
+    assert set(specs) - split == {str(gtrace.codec(spec)) for spec in NOT_IN_PARTS}
     whole = list(gtrace.run_sweep(trace, sorted(split), jobs=1).rows())
     found = gtrace.run_sweep(trace, sorted(split), jobs=2, chunk=CHUNK)
     assert not found.warnings
@@ -89,13 +106,12 @@ def test_every_codec_draws_the_same_in_chunks(trace):
 
 
 def test_what_cannot_be_split_is_named_with_its_reason(trace):
-    specs = ["topk", "ef:qsgd", "terngrad:clip=2.5,bucket_size=256", "qsgd:bits=3,bucket_size=100", "fp:e3m2,block=48"]
+    specs = ["mcgq", "ef:eden", "terngrad:clip=2.5,bucket_size=256", "qsgd:bits=3,bucket_size=100", "fp:e3m2,block=48"]
     found = gtrace.run_sweep(trace, [*specs, "qsgdinf:bits=2,bucket_size=256"], jobs=1, chunk=CHUNK)
     assert set(found["method"]) == {"qsgdinf"}
     lines = "\n".join(found.warnings)
     for name, why in (
-        ("topk", "needs all values at once"),
-        ("ef:qsgd", "remembers every value"),
+        ("mcgq, ef:eden", "needs all values at once"),
         ("terngrad", "clips by the standard deviation of all values"),
         ("qsgd", "has buckets of 100, which do not divide the chunk"),
         ("fp", "has blocks of 48, which do not divide the chunk"),
@@ -105,6 +121,29 @@ def test_what_cannot_be_split_is_named_with_its_reason(trace):
     random = gtrace.run_sweep(trace, ["randomk:ratio=0.1"], jobs=1, chunk=CHUNK)
     assert set(random["draw"]) == {-1}
     assert "no rows of draws of randomk, which needs all values at once" in random.warnings[0]
+
+
+@pytest.mark.parametrize(("kind", "piece"), [("weight", 512), ("weight", 1 << 20), ("neural", 512)])
+@pytest.mark.parametrize("refit", ["previous", "pooled"])
+def test_choices_memories_and_rotations_in_pieces_are_those_of_the_whole(kind, piece, refit, monkeypatch):
+    """Also the errors over windows, whose sums are kept on disk; neural gradients change their size on the way."""
+    monkeypatch.setattr(fits, "BLOCK", piece)
+    sizes = dict.fromkeys((0, 1, 2, 3, 10, 11, 12, 13), SIZE) | ({12: SIZE - 900} if kind == "neural" else {})
+    made = {"large": {step: values(step, size) for step, size in sizes.items()}}
+    trace = Trace.from_arrays(made, kind=kind)
+    whole = list(gtrace.run_sweep(trace, OF_ALL_VALUES, jobs=1, refit=refit).rows())
+    swept = gtrace.run_sweep(trace, OF_ALL_VALUES, jobs=1, refit=refit, chunk=CHUNK)
+    assert not swept.warnings
+    found = list(swept.rows())
+    assert {row["codec"] for row in found} == {str(gtrace.codec(spec)) for spec in OF_ALL_VALUES}
+    assert any(row["window_error"] > 0 for row in found) == (kind == "weight")
+    # The same where a replay starts in the middle of a burst.
+    later = list(gtrace.run_sweep(trace, OF_ALL_VALUES, jobs=1, refit=refit, chunk=CHUNK, steps=[11]).rows())
+    for row in (*whole, *found, *later):
+        # Sums over other pieces are added in another order.
+        row["window_error"] = float(f"{row['window_error']:.12g}")
+    compared(whole, found)
+    compared([row for row in whole if row["step"] == 11], later)
 
 
 def test_the_whole_model_in_chunks_and_on_two_jobs():

@@ -92,12 +92,11 @@ class Reference:
         """The values in ascending order, float32[n]."""
         return _compare.ascending(self.values)
 
-    def compare(self, decoded: ArrayLike, *, spoil: bool = False) -> Comparison:
+    def compare(self, decoded: ArrayLike) -> Comparison:
         """Measure a decoded tensor.
 
         Args:
             decoded: as many real numbers.
-            spoil: a float32 array of its own may be sorted in place.
 
         Raises:
             UsageError: another number of elements.
@@ -115,11 +114,9 @@ class Reference:
         elif count < q.size / 2:
             room = np.empty(count + 1, np.float32)
             _compare.nonzeros(q, room)
-            ordered = room[:count]
-            _compare.sort_values(ordered)
+            ordered = _compare.ascending(room[:count])
         else:
-            ordered = q if spoil and not np.may_share_memory(q, self.values) else q.copy()
-            _compare.sort_values(ordered)
+            ordered = _compare.ascending(q)
         w1, w1_mcgq = _compare.distances(self.ordered, ordered, negative, *self.scales(sums))
         return self.comparison(sums, w1, w1_mcgq)
 

@@ -112,10 +112,18 @@ class PieceArrays:
         self._names: list[list[str]] = []
 
     def add(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Those of the next piece."""
+        """Those of the next piece.
+
+        Raises:
+            UsageError: the folder of temporary files has no room.
+        """
         self._names.append(list(arrays))
-        for array in arrays.values():
-            np.save(self._file, array, allow_pickle=False)
+        try:
+            for array in arrays.values():
+                np.save(self._file, array, allow_pickle=False)
+        except OSError as error:
+            where = f"{tempfile.gettempdir()}: cannot keep what codecs remember of a large tensor"
+            raise UsageError(f"{where} ({error.strerror}); free some space there, or set TMPDIR") from None
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
         self._file.seek(0)

@@ -16,7 +16,7 @@ import numpy as np
 import scipy as sp
 
 from gtrace.errors import UsageError, suggest
-from gtrace.kernels.compare import sort_values
+from gtrace.kernels.compare import ascending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,7 +162,7 @@ class Magnitudes:
             raise UsageError(f"values of dtype {given.dtype} have no magnitude to fit; pass real numbers")
         x = np.abs(given.astype(np.float32, copy=False)).reshape(-1)
         # NaN sorts last, after infinity: both ends are cut off by position.
-        sort_values(x)
+        x = ascending(x)
         low = int(np.searchsorted(x, np.float32(0), side="right"))
         high = int(np.searchsorted(x, np.float32(np.inf), side="left"))
         return cls(x[low:high], low, x.size - high)

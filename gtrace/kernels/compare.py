@@ -27,8 +27,8 @@ CHUNK = 1024
 BINS = 255 << 10
 #: bits of a digit of the radix sort, of few keys and of _MANY
 _SHORT, _LONG, _MANY = 8, 11, 1 << 12
-#: keys that are sorted with room for as many
-_ROOM = 1 << 21
+#: values that are sorted in two halves of their bits
+_APART = 1 << 18
 _SHIFT = np.uint32(13)
 _S31 = np.uint32(31)
 _EDGE = np.uint32(0x7FFFE000)
@@ -125,7 +125,7 @@ def compare(g: Singles, q: Singles, w: Floats, out: Floats) -> None:
 
 @jit
 def sort_pairs(bits: Patterns, counts: Patterns) -> None:
-    """Sort the bits of finite float32 values by value, and their counts with them, as :func:`sort_values` does."""
+    """Sort the bits of finite float32 values by value, and their counts with them, as :func:`ascending` does."""
     _to_keys(bits)
     _by_digits(bits, counts, np.empty_like(bits), np.empty_like(counts), 32)
     _from_keys(bits)
@@ -133,42 +133,36 @@ def sort_pairs(bits: Patterns, counts: Patterns) -> None:
 
 @jit
 def ascending(values: Singles) -> Singles:
-    """float32[n], sorted as by :func:`sort_values`."""
-    out = values.copy()
-    sort_values(out)
-    return out
+    """float32[n] in the order of their bits: a radix sort; -0 comes before 0, NaN after infinity.
 
-
-@jit
-def sort_values(values: Singles) -> None:
-    """Sort float32 values by the order of their bits in place: a radix sort; -0 comes before 0, NaN after infinity.
-
-    Of more than 2^21, those that agree in their first bits are brought together in place until they are fewer.
+    Many are first brought together with those of the same first digit, so that the rest stays in a cache.
     """
-    keys = values.view(np.uint32)
-    _to_keys(keys)
-    room, none = np.empty(min(keys.size, _ROOM), np.uint32), np.empty(0, np.uint32)
-    heads, ends = np.empty((2, 1 << _LONG), np.uint32)
-    # What is not in order yet: from where to where, and in how many of its lowest bits.
-    parts = np.empty((3 << _LONG, 3), np.int64)
-    parts[0, 0], parts[0, 1], parts[0, 2] = 0, keys.size, 32
-    left = 1
-    while left:
-        left -= 1
-        first, last, below = parts[left]
-        part = keys[first:last]
-        if part.size <= _ROOM:
-            _by_digits(part, none, room[: part.size], none, below)
-            continue
-        shift = (below - 1) // _LONG * _LONG
-        _together(part, np.uint32(shift), heads, ends)
-        for k in range(ends.size):
-            last = first + np.int64(ends[k] - heads[k])
-            if shift and last - first > 1:
-                parts[left, 0], parts[left, 1], parts[left, 2] = first, last, shift
-                left += 1
-            first = last
+    bits = values.view(np.uint32)
+    keys, none = np.empty(bits.size, np.uint32), np.empty(0, np.uint32)
+    if bits.size < _APART:
+        keys[:] = bits
+        _to_keys(keys)
+        _by_digits(keys, none, np.empty(bits.size, np.uint32), none, 32)
+        _from_keys(keys)
+        return keys.view(np.float32)
+    places, shift = np.zeros((1 << _LONG) + 1, np.uint32), np.uint32(2 * _LONG)
+    for i in range(bits.size):
+        places[((bits[i] ^ (_EVERY if bits[i] >> _S31 else _SIGN)) >> shift) + _ONE] += _ONE
+    most = np.int64(places.max())
+    for k in range(1, places.size):
+        places[k] += places[k - 1]
+    starts = places.copy()
+    for i in range(bits.size):
+        key = bits[i] ^ (_EVERY if bits[i] >> _S31 else _SIGN)
+        keys[places[key >> shift]] = key
+        places[key >> shift] += _ONE
+    room = np.empty(most, np.uint32)
+    for k in range(starts.size - 1):
+        part = keys[starts[k] : starts[k + 1]]
+        if part.size > 1:
+            _by_digits(part, none, room[: part.size], none, 2 * _LONG)
     _from_keys(keys)
+    return keys.view(np.float32)
 
 
 @inline
@@ -210,36 +204,6 @@ def _by_digits(keys: Patterns, often: Patterns, other: Patterns, other_often: Pa
     if digits % 2:
         other[:] = keys
         other_often[:] = often
-
-
-@inline
-def _together(keys: Patterns, shift: np.uint32, heads: Patterns, ends: Patterns) -> None:
-    """Bring keys with the same digit at ``shift`` together, in order, each to a place among its own; find the ends.
-
-    Afterwards ``ends`` - ``heads`` has how many there are of each.
-    """
-    mask = np.uint32(heads.size - 1)
-    ends[:] = 0
-    for i in range(keys.size):
-        ends[(keys[i] >> shift) & mask] += _ONE
-    at = np.uint32(0)
-    for k in range(ends.size):
-        heads[k] = at
-        at += ends[k]
-        ends[k] = at
-    for k in range(heads.size):
-        start = ends[k - 1] if k else np.uint32(0)
-        while heads[k] < ends[k]:
-            key = keys[heads[k]]
-            to = (key >> shift) & mask
-            while to != k:
-                at = heads[to]
-                key, keys[at] = keys[at], key
-                heads[to] += _ONE
-                to = (key >> shift) & mask
-            keys[heads[k]] = key
-            heads[k] += _ONE
-        heads[k] = start
 
 
 @jit

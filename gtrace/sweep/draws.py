@@ -84,7 +84,7 @@ class Draws:
         elif not codec.stateful and index in self._sums.first:
             self.keep(codec, draw, index, ready, reference)
         clipped = codec.clipping(ready.state, values, sent.values)
-        found = reference.compare(sent.values, spoil=not codec.stateful)
+        found = reference.compare(sent.values)
         lost = None if window is None else self.lost([codec], draw, index)[0]
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
         return Drawn(found, sent.payload_bytes - ENVELOPE_BYTES, sent.coded, clipped, spent, window_error=lost)

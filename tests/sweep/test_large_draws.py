@@ -27,27 +27,13 @@ SPECS = [
 NOT_IN_PARTS = ("randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48", "minmax", "uniform8")
 NOT_IN_PARTS += ("quantile8", "eden", "mcgq", "thc", "dropping", "adacomp", "int8")
 #: codecs with memory, those that choose values among all, and those that turn them
-OF_ALL_VALUES = [
-    "topk:ratio=0.1",
-    "topk:chunk=64",
-    "topk:ratio=0.1,values=intn:bits=2",
-    "mem-sgd:ratio=0.03",
-    "dgc:warmup=3",
-    "powersgd",
-    "signum",
-    "onebit:bucket_size=256",
-    "ef:qsgd:bucket_size=256",
-    "ef:topk:ratio=0.02",
-    "ef:alq:bits=3,bucket_size=256",
-    "ef:signsgd",
-    "ef21:topk:ratio=0.1",
-    "ef21:momentum=0.5:signsgd",
-    "momentum:signsgd",
-    "accumulate:topk",
-    "rotate:block=64:topk",
-    "rotate:block=64:qsgd:bucket_size=256",
-    "ef:rotate:block=64:alq:bucket_size=256",
-]
+_OF_ALL_VALUES = """
+topk:ratio=0.1  topk:chunk=64  topk:ratio=0.1,values=intn:bits=2  mem-sgd:ratio=0.03  dgc:warmup=3  powersgd
+signum  onebit:bucket_size=256  ef:qsgd:bucket_size=256  ef:topk:ratio=0.02  ef:alq:bits=3,bucket_size=256
+ef:signsgd  ef21:topk:ratio=0.1  ef21:momentum=0.5:signsgd  momentum:signsgd  accumulate:topk
+rotate:block=64:topk  rotate:block=64:qsgd:bucket_size=256  ef:rotate:block=64:alq:bucket_size=256
+"""
+OF_ALL_VALUES = _OF_ALL_VALUES.split()
 
 
 def with_buckets(spec):

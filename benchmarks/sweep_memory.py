@@ -2,6 +2,7 @@
 
     python benchmarks/sweep_memory.py FOLDER --gigabytes 1
     python benchmarks/sweep_memory.py FOLDER --chunks 513
+    python benchmarks/sweep_memory.py FOLDER --memories
 
 The trace has two tensors of 16 million elements, some of a million, and many small ones; steps are added until it is as
 large as asked. Each measurement is a process of its own with its workers. Its peak is the sum of their proportional set
@@ -10,6 +11,9 @@ sizes (PSS of Linux), in which a page that several of them share counts once, sa
 With ``--chunks`` the trace has one tensor, of that many chunks of 2^22 elements, which all are one file under many
 names: 513 make more than 2^31 elements and take 16 MB of disk. Error, bits and norm must then be those of a trace of
 one such chunk.
+
+With ``--memories`` the trace has three steps of one matrix of 84 million elements, more than four chunks of a sweep.
+Codecs that choose among all values, remember or turn them go over it, each in a sweep of its own.
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ SIZES = {
     **{f"block{k}.norm.bias": 1024 for k in range(64)},
 }
 METHODS = "qsgd,qsgdinf,nuqsgd,alq,terngrad,fp:e4m3"
+#: they need more than a part of the values, or of what they remember
+MEMORIES = ("topk", "mem-sgd", "dgc", "ef:topk", "ef:signsgd", "ef:alq:bits=4", "powersgd", "rotate:qsgd:bits=4")
 _SWEEP = "from gtrace.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
 
 
@@ -95,6 +101,24 @@ def check_repeated(folder: Path, chunks: int) -> None:
     print(f"rows agree: {np.max(np.abs(np.divide(*rows) - 1)):.1e} apart")
 
 
+def check_memories(folder: Path) -> None:
+    """Sweep a large matrix with codecs that see all of it."""
+    path, rng = folder / "matrix.zarr", np.random.default_rng(0)
+    if not path.exists():
+        with gtrace.create_trace(path) as writer:
+            for step in range(3):
+                writer.append(step, "w", rng.standard_normal((5 << 14, 1024), np.float32) * np.float32(0.01))
+                writer.commit(step)
+    for spec in MEMORIES:
+        out = folder / "matrix.sweep.db"
+        out.unlink(missing_ok=True)
+        arguments = ("sweep", str(path), "--methods", spec, "--jobs", "1", "-o", str(out))
+        # The first compiles kernels.
+        found = [peak(_SWEEP, *arguments, "--force") for _ in range(2)][1]
+        rows = len(list(ResultStore.load(out).rows()))
+        print(f"{spec}: {found[0]:.0f} MB, {found[1]:.1f} s, {rows} rows", flush=True)
+
+
 def memory(process: int) -> float:
     """Memory in MB of a process and of all that it started; 0 if it has ended."""
     place = Path(f"/proc/{process}")
@@ -125,6 +149,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--chunks", type=int, help="one tensor of so many chunks instead")
+    parser.add_argument("--memories", action="store_true", help="one matrix and codecs that see all of it instead")
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--chunk", default=str(1 << 24))
     parser.add_argument("--draws", nargs="+", default=["0", "1"])
@@ -132,6 +157,9 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.chunks:
         check_repeated(given.folder, given.chunks)
+        return
+    if given.memories:
+        check_memories(given.folder)
         return
     trace = given.folder / f"memory-{given.gigabytes:g}.zarr"
     if not trace.exists():

@@ -38,9 +38,9 @@ def swept(codec, refit, monkeypatch):
     seen = []
 
     class Watched(Reference):
-        def compare(self, decoded, spoil=False):
+        def compare(self, decoded):
             seen.append((self.values, decoded.copy()))
-            return super().compare(decoded, spoil=spoil)
+            return super().compare(decoded)
 
     def draw(self, fitted, references, keys, totals):
         # Level codecs are compared as they are decoded; what arrived is the gradient and the error that adds up.

@@ -123,16 +123,28 @@ class Wrapper(Codec):
         return self.inner.part_multiple if self.parts.memory.splits else None
 
     def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
-        """The inner codec's facts about what it is given."""
+        """The inner codec's facts about what it encodes."""
 
-        def given() -> Iterator[tuple[State, Values]]:
-            return ((self.inner_state(kept), self.given(kept, x)) for kept, x in pieces())
+        def encoded() -> Iterator[tuple[State, Values]]:
+            start = 0
+            for kept, x in pieces():
+                yield self.inner_state(kept), self.encoded(kept, x, key, start)
+                start += x.size
 
-        return self.with_inner(state, self.inner.prepare(self.inner_state(state), given, key))
+        return self.with_inner(state, self.inner.prepare(self.inner_state(state), encoded, self.inner_key(key)))
+
+    def encoded(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Values:
+        """What the inner codec encodes of the values from ``start`` on, float32[n]."""
+        return self.given(state, values, start)
+
+    def inner_key(self, key: tuple[int, int]) -> tuple[int, int]:
+        """The key of the codec inside."""
+        return key
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """The inner codec's part of :meth:`given`."""
-        part = self.inner.encode_part(self.inner_state(state), self.given(state, values), key, start)
+        """The inner codec's part."""
+        x, inner = self.encoded(state, values, key, start), self.inner_state(state)
+        part = self.inner.encode_part(inner, x, self.inner_key(key), start)
         if part.values is None:
             return part
         return dataclasses.replace(part, values=self.parts.memory.received(state.arrays, part.values)[0])
@@ -365,10 +377,6 @@ class Coordinates(Wrapper):
             PayloadError: this number has no coordinates among these values.
         """
 
-    def inner_key(self, key: tuple[int, int]) -> tuple[int, int]:
-        """The key of the codec inside."""
-        return key
-
     @property
     def wire_name(self) -> str:
         """The wrapper's own name: a receiver that does not turn back must refuse the payload."""
@@ -383,24 +391,17 @@ class Coordinates(Wrapper):
         """None: only a rotation turns parts like the whole."""
         return None
 
-    def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
-        """The inner codec's facts about turned values."""
-        number = self.number(state, key)
-
-        def given() -> Iterator[tuple[State, Values]]:
-            start = 0
-            for kept, x in pieces():
-                yield self.inner_state(kept), self.turned(x, number, start=start)
-                start += x.size
-
-        return self.with_inner(state, self.inner.prepare(self.inner_state(state), given, self.inner_key(key)))
+    def encoded(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Values:
+        """The values in the coordinates of the key."""
+        return self.turned(checked_values(state, values), self.number(state, key), start=start)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The inner codec's part, turned back."""
-        x, number, inner = checked_values(state, values), self.number(state, key), self.inner_state(state)
-        part = self.inner.encode_part(inner, self.turned(x, number, start=start), self.inner_key(key), start)
-        found = self.inner.decode(self.shared(state), part.payload, x.size) if part.values is None else part.values
-        return dataclasses.replace(part, values=self.turned(found, number, back=True, start=start))
+        part = super().encode_part(state, values, key, start)
+        found = part.values
+        if found is None:
+            found = self.inner.decode(self.shared(state), part.payload, state.size)
+        return dataclasses.replace(part, values=self.turned(found, self.number(state, key), back=True, start=start))
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """As the inner codec, and the number."""

@@ -222,14 +222,16 @@ class ChunkDraws(Draws):
         weights: Iterator[NDArray[np.float64] | None] = itertools.repeat(None)
         if self._gradients.moments:
             weights = (part for _, part in self._gradients.weighted_chunks(tensor, step, piece_size([codec])))
-        lost = 0.0
-        known = window is not None
+        lost, known, clock = 0.0, window is not None, time.perf_counter()
         for (sent, total), weight in zip(self._fits.sent(codec, draw, index), weights, strict=False):
             exact.add(sent.values)
             encoding.compare(*sent, weight)
             known = known and total is not None
             lost += 0.0 if total is None else float(power_sum(total, 2))
-        return encoding.finish()._replace(window_error=lost if known else None)
+        drawn = encoding.finish()
+        compare = drawn.spent["compare"]
+        spent = {"simulate": time.perf_counter() - clock - compare, "compare": compare}
+        return drawn._replace(window_error=lost if known else None, spent=spent)
 
     def _window_ahead(self, index: int) -> dict[int, Totals]:
         """The totals of the steps of the window that begins at a step; empty if they cannot be drawn together."""

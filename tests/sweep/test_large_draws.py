@@ -132,6 +132,20 @@ def test_choices_memories_and_rotations_in_pieces_are_those_of_the_whole(kind, p
     compared([row for row in whole if row["step"] == 11], later)
 
 
+def test_errors_in_adams_updates_of_codecs_with_memory_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(fits, "BLOCK", 512)
+    with gtrace.create_trace(tmp_path / "t.zarr") as writer:
+        for step in range(3):
+            writer.append(step, "large", values(step))
+            moments = np.square(values(step + 5)) + np.float32(1e-6)
+            writer.append(step, "large", moments, kind="second_moment", decay=0.9, eps=1e-8)
+            writer.commit(step)
+    specs = ["ef:signsgd", "topk:ratio=0.1", "powersgd"]
+    whole, found = (gtrace.run_sweep(tmp_path / "t.zarr", specs, jobs=1, chunk=c).columns for c in (2**24, CHUNK))
+    assert np.isfinite(whole["update_error"]).all()
+    np.testing.assert_allclose(found["update_error"], whole["update_error"], rtol=1e-12)
+
+
 def test_the_whole_model_in_chunks_and_on_two_jobs():
     trace = Trace.from_arrays(
         {
@@ -141,7 +155,7 @@ def test_the_whole_model_in_chunks_and_on_two_jobs():
     )
     specs = [f"{name}:bits=3,bucket_size=512,scope=model" for name in ("qsgd", "alq", "qsgdinf", "nuqsgd")]
     specs += ["terngrad:bucket_size=512,scope=model", "natural:scope=model", "qsgd:bits=4,bucket_size=none,scope=model"]
-    specs += ["fp:e4m3,scope=model"]
+    specs += ["fp:e4m3,scope=model", "ef:rotate:block=64:qsgd:bits=3,bucket_size=512,scope=model"]
     whole = list(gtrace.run_sweep(trace, specs, jobs=1).rows())
     assert {row["tensor"] for row in whole} == {"*"}
     assert {row["n"] for row in whole} == {7001}

@@ -75,8 +75,11 @@ def test_default_of_every_codec_obeys_the_spike_law(name):
 
 @pytest.mark.parametrize("shape", [(4999,), (50, 99)], ids=["vector", "matrix"])
 @pytest.mark.parametrize("spec", [*VARIANTS, *_EDGES.split(), *IN_PARTS])
-def test_a_tensor_in_pieces_is_sent_like_the_whole(spec, shape):
+def test_a_tensor_in_pieces_is_sent_like_the_whole(spec, shape, monkeypatch):
     """The same values, bytes and bits, step by step, and so the same memory."""
+    # A choice of values drops what it surely leaves out, and matrices are multiplied in blocks of rows.
+    monkeypatch.setattr("gtrace.codecs.sparse.BLOCK", 64)
+    monkeypatch.setattr("gtrace.codecs.powersgd.BLOCK", 256)
     c = gtrace.codec(spec)
     n = math.prod(shape)
     multiple = c.part_multiple
@@ -88,6 +91,9 @@ def test_a_tensor_in_pieces_is_sent_like_the_whole(spec, shape):
     for step in range(4):
         rng = np.random.default_rng(step)
         x = (rng.standard_t(3, n) * 0.01 * rng.integers(0, 2, n)).astype(np.float32)
+        if step == 3:
+            # Many are equal.
+            x = np.round(x, 2)
         cut = [x[start : start + length] for start in range(0, n, length)]
         if c.needs is not None and c.fits and step % 2 == 0:
             seen, start = [], 0

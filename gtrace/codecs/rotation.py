@@ -159,6 +159,9 @@ class Dct(Coordinates):
     behavior = "Pays off for sparsifiers where rows and columns have an order; on shuffled weights it does nothing."
     related = ("rotate", "topk", "ef")
 
+    # A tile has values of many rows.
+    part_multiple = None
+
     chunk: int = parameter(64, "a tile's rows and columns at most; their largest divisor up to it", minimum=1)
 
     def number(self, state: State, key: tuple[int, int]) -> int:

@@ -386,11 +386,6 @@ class Coordinates(Wrapper):
         """The values in the coordinates that a stateful codec inside always has."""
         return self.turned(checked_values(state, values), self._fixed(state), start=start)
 
-    @property
-    def part_multiple(self) -> int | None:
-        """None: only a rotation turns parts like the whole."""
-        return None
-
     def encoded(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Values:
         """The values in the coordinates of the key."""
         return self.turned(checked_values(state, values), self.number(state, key), start=start)

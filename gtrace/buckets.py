@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from gtrace.kernels import norms as _norms
 from gtrace.kernels import sketching as _sketching
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -155,6 +155,55 @@ class Blocks:
         if self._filled:
             yield tuple(held[: self._filled] for held in self._held)
             self._filled = 0
+
+
+class TensorSums(NamedTuple):
+    """Sums from one pass over a tensor, for methods in which all parts share a scale.
+
+    Attributes:
+        size: number of values.
+        norm1: sum of |v|.
+        energy: sum of v^2.
+        largest: the largest |v|.
+    """
+
+    size: int
+    norm1: float
+    energy: float
+    largest: float
+
+    @classmethod
+    def of(cls, parts: Iterable[NDArray[np.float32]]) -> TensorSums:
+        """Of finite values in parts, float32[n] each."""
+        running = RunningTensorSums()
+        for values in parts:
+            running.add(values)
+        return running.finish()
+
+
+class RunningTensorSums:
+    """Sums over values that arrive in parts, equal to those over all of them at once."""
+
+    def __init__(self) -> None:
+        self._blocks = Blocks()
+        self._size, self._norm1, self._energy, self._largest = 0, 0.0, 0.0, 0.0
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """Add the next part, finite float32[n]."""
+        self._size += values.size
+        for (block,) in self._blocks.add(values):
+            self._block(block)
+
+    def _block(self, block: NDArray[np.float32]) -> None:
+        self._norm1 += float(_norms.power_sum(block, 1))
+        self._energy += float(_norms.power_sum(block, 2))
+        self._largest = max(self._largest, float(bucket_scales(block, "linf", None)[0]))
+
+    def finish(self) -> TensorSums:
+        """The sums."""
+        for (block,) in self._blocks.rest():
+            self._block(block)
+        return TensorSums(self._size, self._norm1, self._energy, self._largest)
 
 
 class _Workspace(threading.local):

@@ -1,14 +1,7 @@
 """Codecs turn a gradient into bytes. Every codec obeys the laws of :mod:`gtrace.testing`."""
 
-from gtrace.codecs.base import (
-    Codec,
-    EncodedPart,
-    RunningTensorSums,
-    TensorSums,
-    expecting,
-    parameter,
-    parameter_fields,
-)
+from gtrace.buckets import TensorSums
+from gtrace.codecs.base import Codec, EncodedPart, expecting, parameter, parameter_fields
 from gtrace.codecs.casts import Bf16, Fp16, Identity, MinMax
 from gtrace.codecs.engine import Composed, level_grid, method
 from gtrace.codecs.fp import Fp
@@ -84,7 +77,6 @@ __all__ = [
     "Quantile8",
     "RandomK",
     "Rotate",
-    "RunningTensorSums",
     "SignSgd",
     "Signum",
     "TensorSums",

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gtrace.buckets import Blocks, as_values, bucket_scales
+from gtrace.buckets import as_values
 from gtrace.coding.envelope import ENVELOPE_BYTES
 from gtrace.errors import UsageError, suggest
-from gtrace.kernels.norms import count_nonfinite, power_sum
+from gtrace.kernels.norms import count_nonfinite
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.buckets import TensorSums
     from gtrace.coding.huffman import CodedBlock
     from gtrace.sketch import MomentSketch, SketchSet
 
@@ -108,55 +109,6 @@ class CodedBits(NamedTuple):
         """Bits for ``size`` values with these symbols and ``head`` bits that are the same with every coder."""
         size = max(1, size)
         return cls((head + found.fixed) / size, (head + found.entropy) / size, (head + found.huffman) / size)
-
-
-class TensorSums(NamedTuple):
-    """Sums from one pass over a tensor, for methods in which all parts share a scale.
-
-    Attributes:
-        size: number of values.
-        norm1: sum of |v|.
-        energy: sum of v^2.
-        largest: the largest |v|.
-    """
-
-    size: int
-    norm1: float
-    energy: float
-    largest: float
-
-    @classmethod
-    def of(cls, parts: Iterable[NDArray[np.float32]]) -> TensorSums:
-        """Of finite values in parts, float32[n] each."""
-        running = RunningTensorSums()
-        for values in parts:
-            running.add(values)
-        return running.finish()
-
-
-class RunningTensorSums:
-    """Sums over values that arrive in parts, equal to those over all of them at once."""
-
-    def __init__(self) -> None:
-        self._blocks = Blocks()
-        self._size, self._norm1, self._energy, self._largest = 0, 0.0, 0.0, 0.0
-
-    def add(self, values: NDArray[np.float32]) -> None:
-        """Add the next part, finite float32[n]."""
-        self._size += values.size
-        for (block,) in self._blocks.add(values):
-            self._block(block)
-
-    def _block(self, block: NDArray[np.float32]) -> None:
-        self._norm1 += float(power_sum(block, 1))
-        self._energy += float(power_sum(block, 2))
-        self._largest = max(self._largest, float(bucket_scales(block, "linf", None)[0]))
-
-    def finish(self) -> TensorSums:
-        """The sums."""
-        for (block,) in self._blocks.rest():
-            self._block(block)
-        return TensorSums(self._size, self._norm1, self._energy, self._largest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -508,9 +460,6 @@ class Codec(ABC):
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes of the whole payload's body, and its bits per value under each coder, from the sum of all parts."""
-        if whole.lengths is not None:
-            body = whole.head // 8 + -(-int(whole.lengths.sent) // 8)
-            return body, CodedBits.of(whole.lengths, whole.head, size)
         body = whole.head // 8 + -(-whole.coded // 8)
         bits = 8.0 * body / max(1, size)
         return body, CodedBits(bits, bits, bits)

@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 import numpy as np
 
-from gtrace.codecs.base import (
-    Codec,
-    CodedBits,
-    EncodedPart,
-    Simulated,
-    TensorSums,
-    check_summary,
-    checked_values,
-    sized_values,
-)
+from gtrace.buckets import TensorSums
+from gtrace.codecs.base import Codec, CodedBits, EncodedPart, Simulated, check_summary, checked_values, sized_values
 from gtrace.codecs.grids import LevelGrid
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
@@ -232,9 +224,7 @@ class Composed(Codec):
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes and bits as the coder counts them for the symbols of all parts."""
-        if whole.lengths is not None:
-            return super().measured(whole, size)
-        found = self.parts.coder.lengths(whole.coded, whole.tallies)
+        found = whole.lengths or self.parts.coder.lengths(whole.coded, whole.tallies)
         return whole.head // 8 + -(-int(found.sent) // 8), CodedBits.of(found, whole.head, size)
 
     @property

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.base import EncodedPart, Pieces, TensorSums
+    from gtrace.buckets import TensorSums
+    from gtrace.codecs.base import EncodedPart, Pieces
     from gtrace.sketch import MomentSketch
     from gtrace.types import Expectation, State, SummarySpec
 

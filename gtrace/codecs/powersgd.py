@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.base import Pieces, Rounds, TensorSums
+    from gtrace.buckets import TensorSums
+    from gtrace.codecs.base import Pieces, Rounds
     from gtrace.codecs.parts import Values
 
 _START = Key.derive(0, tensor="powersgd", role="sample")

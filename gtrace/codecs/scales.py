@@ -18,7 +18,7 @@ from gtrace.kernels.norms import power_sum
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gtrace.codecs.base import TensorSums
+    from gtrace.buckets import TensorSums
     from gtrace.codecs.parts import Values
     from gtrace.types import Norm, State, Tail
 

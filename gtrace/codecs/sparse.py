@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import struct
 from dataclasses import dataclass
@@ -218,8 +219,10 @@ class ChosenValues(Nearest):
 
     def prepare(self, parts: Parts, state: State, pieces: Pieces, key: tuple[int, int]) -> State:
         """Store positions and decoded values of the choice, and the bits that it takes."""
-        grid = cast("Largest", parts.grid).at(next(pieces())[0])
-        found, lengths = self._sent(parts, state, grid.over((x for _, x in pieces()), state.size), key)
+        arriving = pieces()
+        kept, first = next(arriving)
+        values = itertools.chain([first], (x for _, x in arriving))
+        found, lengths = self._sent(parts, state, cast("Largest", parts.grid).at(kept).over(values, state.size), key)
         return state.with_arrays(chosen=found.positions, values=found.values, coded=np.array(lengths))
 
     def part(self, state: State, start: int) -> EncodedPart | None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from gtrace.codecs.base import EncodedPart, Pieces, Rounds, TensorSums
+    from gtrace.buckets import TensorSums
+    from gtrace.codecs.base import EncodedPart, Pieces, Rounds
     from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
     from gtrace.types import SummarySpec

@@ -26,6 +26,7 @@ from gtrace.sketch import MomentSketch, SketchSet
 from gtrace.sweep.gradients import sketch_of_parts
 from gtrace.sweep.jobs import Fitting, start_of
 from gtrace.sweep.schema import EXPECTATION
+from gtrace.sweep.sources import Chunks
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -369,7 +370,7 @@ class Fits:
         if fitting.pooled:
             views = {} if memory is None else memory.views
             return pooled(views[k] if k in views else self._view(codec, spec, k) for k in fitting.steps)
-        if self._job.chunked:
+        if isinstance(self._source, Chunks):
             return self._sketched(codec, fitting.steps[0], None if memory is None else memory.sender)
         values, _ = self._source.values(fitting.steps[0])
         # A memory of another size says nothing about these values.
@@ -380,7 +381,7 @@ class Fits:
         """The sketch of a step as a codec with an empty memory sees it."""
         key = id(codec), index
         found: MomentSketch | None = self.recent.get(key) or self.before.get(key)
-        if found is None and self._job.chunked:
+        if found is None and isinstance(self._source, Chunks):
             found = self._sketched(codec, index)
         elif found is None:
             values, _ = self._source.values(index)
@@ -402,14 +403,18 @@ class Fits:
         if memory is None or memory.following != index or start == index:
             self._memories.pop(key, None)
             for k in range(start, index):
-                there, bad = self._source.extent(k)
+                values: NDArray[np.float32] | None = None
+                if isinstance(self._source, Chunks):
+                    there, bad = self._source.extent(k)
+                else:
+                    values, bad = self._source.values(k)
+                    there = values.size
                 if bad and self._settings.nonfinite == "skip":
                     continue
                 ready = self._refitted(codec, key, k, there)
-                if self._job.chunked:
+                if values is None:
                     deque(self.sent(codec, draw, k), maxlen=0)
                     continue
-                values, _ = self._source.values(k)
                 arrived = codec.simulate(ready.state, values, self.key(step=self._job.steps[k], draw=draw)).values
                 total = self._sums.at(key, k, values.size)
                 if total is not None:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
-from gtrace.buckets import BinTable, whole_scale
-from gtrace.codecs import RunningTensorSums, TensorSums
+from gtrace.buckets import BinTable, RunningTensorSums, TensorSums, whole_scale
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.kernels.compare import add_values, weighted_sums
 from gtrace.kernels.noise import THREE, three_sums
@@ -290,10 +289,7 @@ class Gradients:
         whole = [spec for spec in specs if spec.bucket_size is None and spec.norm != "none"]
         scales = {}
         if whole:
-            running = RunningTensorSums()
-            for values in self.chunks(name, step, self.piece()):
-                running.add(values)
-            _, *sums = running.finish()
+            _, *sums = TensorSums.of(self.chunks(name, step, self.piece()))
             scales = {spec: whole_scale(spec.norm, *sums) for spec in whole}
         return {spec: PartialSketch(spec, scales.get(spec)) for spec in specs}
 

@@ -106,14 +106,10 @@ class Values:
         bad = int(count_nonfinite(values))
         return (np.where(np.isfinite(values), values, np.float32(0)) if bad else values), bad
 
-    def extent(self, index: int) -> tuple[int, int]:
-        """The size of a step, and its number of non-finite values."""
-        values, bad = self.values(index)
-        return values.size, bad
-
     def pieces(self, index: int, size: int) -> Iterator[NDArray[np.float32]]:
         """The values of a step, ``size`` at a time."""
-        return self._gradients.chunks(self._tensor, self._steps[index], size)
+        values, _ = self.values(index)
+        return (values[start : start + size] for start in range(0, values.size, size))
 
 
 class Chunks(Values):
@@ -129,8 +125,12 @@ class Chunks(Values):
         """See :class:`Values`."""
         return self._gradients.scan(self._tensor, self._steps[index], specs)[2]
 
-    def extent(self, index: int) -> tuple[int, int]:
+    def pieces(self, index: int, size: int) -> Iterator[NDArray[np.float32]]:
         """See :class:`Values`."""
+        return self._gradients.chunks(self._tensor, self._steps[index], size)
+
+    def extent(self, index: int) -> tuple[int, int]:
+        """The size of a step, and its number of non-finite values."""
         totals, bad = self._gradients.totals(self._tensor, self._steps[index])
         return totals.size, bad
 

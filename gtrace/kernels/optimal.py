@@ -1,12 +1,14 @@
 """Shortest paths over cells of points: the search for optimal levels.
 
-For a level y in cell a and the next one z in cell b, the cost C(y, z) is convex in either end, and it grows by more
-than both parts when both ends move outwards. So with the span between the cells, of the ends right(a) and left(b),
+For a level y in cell a and the next one z in cell b, let u = right(a) - y and v = z - left(b), and take the span
+between the cells, from right(a) to left(b), of width D. Its points, and then those of a and of b, cost
 
-    C(y, z) >= COST + DOWN (right(a) - y) + UP (z - left(b)).
+    C(y, z) >= COST + DOWN u + UP v + MASS u v + D mass(a) (u - k(a))_+ + D mass(b) (v - k(b))_+,
 
-Moving a term slope(a) (y - left(a)) from the interval on the left of a level to the one on its right changes no
-path, and with slope near the derivative it makes the gap of that bound second order in the size of the cells.
+where k(a) is what lies between right(a) and the mean of the points of a, and k(b) between left(b) and the mean of those
+of b. It is least where u is 0, k(a) or the width of a, and v likewise. Moving a term slope(a) (y - left(a)) from the
+interval on the left of a level to the one on its right changes no path, and where slope is the derivative of the best
+path that ends at y, the gap of the bound is second order in the size of the cells, and small.
 A path's length is its cost plus ``penalty`` per interval; the penalty replaces a count of levels.
 """
 
@@ -56,8 +58,10 @@ _MOST_SHARES = 64
 _CLOSE = 1e-12
 #: two path lengths this close are equal
 _SAME = 1e-14
-#: columns of an interval's parts, see :func:`exact_lengths`
-LEAST, TILT, AHEAD = range(3)
+#: an interval's parts, see :func:`exact_lengths`
+TILT, AHEAD = range(2)
+#: what :func:`bound_lengths` needs of a cell
+ENDS, WIDE, KINK, RISE, FALL, INSIDE = range(6)
 ONE = np.uintp(1)
 
 
@@ -106,9 +110,9 @@ def path_cost(cells: Floats, jumps: Floats, path: Ints) -> float:
 
 @inline
 def exact_lengths(
-    cells: Floats, jumps: Floats, live: Ints, low: Ints, high: Ints, limit: float, penalty: float
-) -> tuple[Ints, Ints, Floats, Floats, Floats]:
-    """Costs between the left ends of live cells, and the derivative of the cost at every level.
+    cells: Floats, jumps: Floats, live: Ints, low: Ints, high: Ints, limit: float
+) -> tuple[Ints, Ints, Floats, Floats]:
+    """Costs between the left ends of live cells.
 
     Args:
         cells: float64[k, 6].
@@ -117,48 +121,35 @@ def exact_lengths(
         low: int64[r], lowest rank that may precede each live cell.
         high: int64[r], highest one.
         limit: intervals that cost more than this are left out, and all longer ones with them.
-        penalty: expected price of one level; it only steers ``slope``.
 
     Returns:
         start: int64[r], where the row of each live cell starts in ``table``.
         count: int64[r], the lengths of the rows.
         table: entry start[r] + t belongs to the interval from rank high[r] - t to rank r.
-        slope: float64[r], sum w (x - y) over the best interval that ends at each cell and starts at y.
-        parts: float64[entries, 3], what :func:`bound_lengths` needs of each interval: its cost without the first cell
-            that it leaves, the derivative by its first level, and DOWN.
+        parts: float64[2, entries], UP and DOWN of the span between the two cells.
     """
     start = np.empty(live.size, np.int64)
     entries = 0
     for r in range(live.size):
         start[r] = entries
         entries += high[r] - low[r] + 1
-    table, count, slope = np.empty(entries), np.empty(live.size, np.int64), np.empty(live.size)
-    parts = np.empty((entries, 3))
-    value = np.empty(live.size)
-    value[0] = 0.0
-    slope[0] = 0.0
+    table, parts, count = np.empty(entries), np.empty((2, entries)), np.empty(live.size, np.int64)
     count[0] = 0
     for r in range(1, live.size):
         b = live[r]
         right = cells[b, LEFT]
         left, mass, up, down, cost = _between(cells, jumps, live[high[r]], b)
-        best, best_slope = NEVER, 0.0
         # Unsigned places spare the check for negative ones.
         q, last, entry = np.uintp(high[r]), np.uintp(low[r]), np.uintp(start[r])
         c = np.uintp(live[q])
         while True:
             gap = left - cells[c, RIGHT]
-            least = cost + gap * down
-            if least > limit:
+            if cost + gap * down > limit:
                 break
-            tilt, ahead = up + gap * mass, down
+            parts[TILT, entry], parts[AHEAD, entry] = up + gap * mass, down
             left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, c)
             table[entry] = cost
-            parts[entry, LEAST], parts[entry, TILT], parts[entry, AHEAD] = least, tilt, ahead
             entry += ONE
-            total = value[q] + cost
-            best_slope = tilt if total < best else best_slope
-            best = min(total, best)
             if q == last:
                 break
             q -= ONE
@@ -167,19 +158,20 @@ def exact_lengths(
                 left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, c)
                 c -= ONE
         count[r] = np.int64(entry) - start[r]
-        value[r] = best + penalty if count[r] else NEVER
-        slope[r] = best_slope
-    return start, count, table, slope, parts
+    return start, count, table, parts
 
 
 @inline
-def shortest_path(high: Ints, start: Ints, count: Ints, table: Floats, penalty: float) -> tuple[Ints, float]:
-    """The ranks on the path of least cost + penalty * intervals through a table of costs, and its cost alone."""
+def shortest_path(
+    high: Ints, start: Ints, count: Ints, table: Floats, penalty: float, value: Floats, back: Ints
+) -> tuple[Ints, float]:
+    """The ranks on the path of least cost + penalty * intervals through a table of costs, and its cost alone.
+
+    ``value`` and ``back`` get the least cost of a path to each rank, prices included, and the rank before it.
+    """
     n = high.size
-    value = np.empty(n)
-    back = np.zeros(n, np.int64)
     steps = np.zeros(n, np.int64)
-    value[0] = 0.0
+    value[0], back[0] = 0.0, 0
     for r in range(1, n):
         best, top, t_best = NEVER, high[r], -1
         q, entry = np.uintp(top), np.uintp(start[r])
@@ -190,7 +182,7 @@ def shortest_path(high: Ints, start: Ints, count: Ints, table: Floats, penalty: 
             q -= ONE
             entry += ONE
         if t_best < 0:
-            value[r] = NEVER
+            value[r], back[r] = NEVER, top
             continue
         back[r] = top - t_best
         steps[r] = steps[back[r]] + 1
@@ -207,8 +199,39 @@ def shortest_path(high: Ints, start: Ints, count: Ints, table: Floats, penalty: 
 
 
 @inline
+def slopes_of(
+    cells: Floats, live: Ints, high: Ints, start: Ints, count: Ints, table: Floats, tilts: Floats, value: Floats, back: Ints
+) -> Floats:
+    """The derivative, by its last level, of what the best path to each live cell costs: float64[r].
+
+    The level before the last one is where a parabola through three left ends has its least value: the ends alone are
+    too far apart.
+    """
+    slope = np.zeros(live.size)
+    for r in range(1, live.size):
+        if value[r] >= NEVER:
+            continue
+        q, nth = back[r], high[r] - back[r]
+        entry = start[r] + nth
+        slope[r] = tilts[entry]
+        if not 0 < nth < count[r] - 1:
+            continue
+        x0, x1, x2 = cells[live[q - 1], LEFT], cells[live[q], LEFT], cells[live[q + 1], LEFT]
+        f0, f1, f2 = value[q - 1] + table[entry + 1], value[q] + table[entry], value[q + 1] + table[entry - 1]
+        fall, rise = (f1 - f0) / (x1 - x0), (f2 - f1) / (x2 - x1)
+        if f0 < NEVER and f2 < NEVER and rise > fall:
+            y = min(max(x1 - 0.5 * (fall * (x2 - x1) + rise * (x1 - x0)) / (rise - fall), x0), x2)
+            here = cells[live[q], RIGHT]
+            side = 1 if y > here else -1
+            part = (y - here) / (cells[live[q + side], RIGHT] - here)
+            slope[r] += (tilts[entry - side] - tilts[entry]) * part
+    return slope
+
+
+@inline
 def bound_lengths(
-    widths: Floats,
+    lefts: Floats,
+    about: Floats,
     high: Ints,
     start: Ints,
     count: Ints,
@@ -220,22 +243,42 @@ def bound_lengths(
 ) -> None:
     """Lower bounds for any two points of two live cells, over the same intervals as :func:`exact_lengths`.
 
-    ``slope`` times the width of a cell must not exceed ``penalty``: then a second level inside one cell never
-    lowers a bound. ``forward`` gets the shortest bound from the first cell to each one.
+    Args:
+        lefts: float64[r], left ends of the cells.
+        about: float64[6, r], see ENDS: right ends, widths, what lies between the right end and the mean of the points,
+            UP, DOWN and COST.
+        high, start, count, parts: as there.
+        slope: float64[r]; times the width of a cell it must not exceed ``penalty``: then a second level inside one cell
+            never lowers a bound.
+        penalty: price of a level.
+        table: overwritten with the bounds.
+        forward: float64[r], overwritten with the shortest bound from the first cell to each one.
     """
+    ends, widths, kinks = about[ENDS], about[WIDE], about[KINK]
+    rises, falls, costs = about[RISE], about[FALL], about[INSIDE]
+    tilts, aheads = parts[TILT], parts[AHEAD]
     forward[0] = 0.0
     for r in range(1, high.size):
-        best, own, width = NEVER, slope[r], widths[r]
-        q, entry = np.uintp(high[r]), np.uintp(start[r])
-        for _ in range(count[r]):
-            # a level in either cell may sit at either end, whichever is cheaper
-            v = parts[entry, LEAST] + penalty
-            v += min(slope[q], parts[entry, AHEAD]) * widths[q]
-            v += min(0.0, parts[entry, TILT] - own) * width
-            table[entry] = v
-            best = min(best, v + forward[q])
-            q -= ONE
-            entry += ONE
+        own, width, left, fall = slope[r], widths[r], lefts[r], falls[r]
+        kink = width - kinks[r]
+        first, q = start[r], high[r]
+        for t in range(count[r]):
+            i, j = np.uintp(first + t), np.uintp(q - t)
+            gap, wide, near = left - ends[j], widths[j], kinks[j]
+            tilt, ahead = tilts[i] - own, aheads[i] - slope[j]
+            # what lies in between costs no more than the whole without the cell that it leaves
+            least = table[i] - (aheads[i] * wide + gap * rises[j] + costs[j])
+            mass = (tilts[i] + aheads[i]) / gap
+            # the level in the later cell at its mean, and at its right end
+            middle, far = tilt * kink, tilt * width + gap * fall
+            none = min(0.0, min(middle, far))
+            some = min(0.0, min(middle + mass * near * kink, far + mass * near * width))
+            whole = min(0.0, min(middle + mass * wide * kink, far + mass * wide * width))
+            v = min(none, min(ahead * near + some, ahead * wide + gap * rises[j] + whole))
+            table[i] = least + slope[j] * wide + penalty + v
+        best = NEVER
+        for t in range(count[r]):
+            best = min(best, table[np.uintp(first + t)] + forward[np.uintp(q - t)])
         forward[r] = best
 
 
@@ -301,13 +344,18 @@ def bound_paths(
         low_kept and high_kept as :func:`prune` gives them.
     """
     n = live.size
-    width = np.empty(n)
+    lefts, about = np.empty(n), np.empty((6, n))
+    width = about[WIDE]
     for r in range(n):
-        width[r] = cells[live[r], RIGHT] - cells[live[r], LEFT]
+        c = live[r]
+        lefts[r], about[ENDS, r] = cells[c, LEFT], cells[c, RIGHT]
+        width[r] = cells[c, RIGHT] - cells[c, LEFT]
+        about[KINK, r] = min(cells[c, DOWN] / cells[c, MASS], width[r]) if width[r] > 0.0 else 0.0
+        about[RISE, r], about[FALL, r], about[INSIDE, r] = cells[c, UP], cells[c, DOWN], cells[c, COST]
         if width[r] > 0.0:
             slope[r] = min(slope[r], penalty / width[r])
     forward, backward = np.empty(n), np.empty(n)
-    bound_lengths(width, high, start, count, parts, slope, penalty, table, forward)
+    bound_lengths(lefts, about, high, start, count, parts, slope, penalty, table, forward)
     low_kept, high_kept = np.empty(n, np.int64), np.empty(n, np.int64)
     prune(high, start, count, table, forward, limit, backward, low_kept, high_kept)
     keep, again = np.empty(n, np.bool_), np.empty(n, np.bool_)
@@ -452,17 +500,26 @@ def exchange(short: Ints, long: Ints, steps: int) -> Ints:
 
 @inline
 def cheapest_path(
-    high: Ints, start: Ints, count: Ints, table: Floats, steps: int, penalty: float, turns: int
+    high: Ints,
+    start: Ints,
+    count: Ints,
+    table: Floats,
+    steps: int,
+    penalty: float,
+    turns: int,
+    value: Floats,
+    back: Ints,
 ) -> tuple[Ints, float]:
     """The cheapest path of this many steps (fewer where more save nothing), and a price for which it is shortest.
 
     The cost is convex in the number of steps, so the price where a longer and a shorter path are equally
-    good either brings out a path in between or shows that all numbers in between lie on their line.
+    good either brings out a path in between or shows that all numbers in between lie on their line. ``value`` and
+    ``back`` are those of the last :func:`shortest_path`.
     """
     short = long = ranks = np.empty(0, np.int64)
     short_cost = long_cost = short_price = long_price = 0.0
     for turn in range(turns):
-        ranks, cost = shortest_path(high, start, count, table, penalty)
+        ranks, cost = shortest_path(high, start, count, table, penalty, value, back)
         taken = ranks.size - 1
         if taken == steps or (taken < steps and penalty == 0.0):
             # one more step saves at most the whole cost, so no higher price is needed; it would cost the bound digits
@@ -570,16 +627,17 @@ def search(
     # the cost of n intervals is near c / n^2, so one more saves about 2 c / n^3
     penalty = price if price >= 0.0 else 2.0 * upper / intervals
     while True:
-        start, count, table, slope, parts = exact_lengths(
-            cells, jumps, live, lowest, highest, upper * (1.0 + _CLOSE), penalty
-        )
+        start, count, table, parts = exact_lengths(cells, jumps, live, lowest, highest, upper * (1.0 + _CLOSE))
+        value, back = np.empty(live.size), np.empty(live.size, np.int64)
         # better levels at the left ends of the cells, and the price that makes them come out
         if live.size <= intervals + 1:
-            path = np.arange(live.size)
             penalty = 2.0 * upper / intervals
+            shortest_path(highest, start, count, table, penalty, value, back)
+            path = np.arange(live.size)
         else:
             penalty = penalty if penalty != 0.0 else upper / intervals
-            path, penalty = cheapest_path(highest, start, count, table, intervals, penalty, turns)
+            path, penalty = cheapest_path(highest, start, count, table, intervals, penalty, turns, value, back)
+        slope = slopes_of(cells, live, highest, start, count, table, parts[TILT], value, back)
         path = live[path]
         cost = path_cost(cells, jumps, path)
         if cost <= upper:

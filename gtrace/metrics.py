@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 _UNWEIGHTED = np.empty(0)
+#: a decoding of at most this many distinct values is counted, if each occurs so often on average; others are sorted
+_FEW, _OFTEN = 1 << 10, 32
 
 
 def measured(meaning: str, **default: Any) -> Any:
@@ -106,18 +108,19 @@ class Reference:
             raise UsageError(f"compare: {q.size} decoded values against {self.values.size} exact ones")
         sums = np.empty(_compare.SUMS)
         _compare.compare(self.values, q, _UNWEIGHTED if self.weights is None else self.weights, sums)
-        negative, least, most = _compare.extent(q)
+        scales, room = self.scales(sums), min(_FEW, q.size // _OFTEN)
+        values, counts = np.empty((2, room), np.uint32)
+        found = _compare.distinct(q, values, counts)
+        if found >= 0:
+            w1, w1_mcgq = _compare.spread(self.ordered, values[:found], counts[:found], *scales)
+            return self.comparison(sums, w1, w1_mcgq)
         count = q.size - int(sums[_compare.ZEROS])
-        if least == most:
-            ordered = np.full(count, np.uint32(most).view(np.float32))
-            ordered[:negative] *= -1
-        elif count < q.size / 2:
+        if count < q.size / 2:
             room = np.empty(count + 1, np.float32)
             _compare.nonzeros(q, room)
-            ordered = _compare.ascending(room[:count])
-        else:
-            ordered = _compare.ascending(q)
-        w1, w1_mcgq = _compare.distances(self.ordered, ordered, negative, *self.scales(sums))
+            q = room[:count]
+        ordered = _compare.ascending(q)
+        w1, w1_mcgq = _compare.distances(self.ordered, ordered, int(ordered.searchsorted(0.0)), *scales)
         return self.comparison(sums, w1, w1_mcgq)
 
     def scales(self, sums: NDArray[np.float64]) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
+from gtrace.kernels.codes import TALLIES
 from gtrace.kernels.norms import BLOCK, LANES
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ _SHIFT = np.uint32(13)
 _S31 = np.uint32(31)
 _EDGE = np.uint32(0x7FFFE000)
 _SIGN, _MAGNITUDE, _EVERY = np.uint32(0x80000000), np.uint32(0x7FFFFFFF), np.uint32(0xFFFFFFFF)
-_ONE = np.uint32(1)
+_ZERO, _ONE = np.uint32(0), np.uint32(1)
+#: 2^32 by the golden ratio
+_SCATTER = np.uint32(0x9E3779B1)
 
 
 @inline
@@ -239,19 +242,41 @@ def largest(ranks: Patterns, count: int, out: Ints) -> None:
 
 
 @jit
-def extent(x: Singles) -> tuple[int, int, int]:
-    """How many values are negative, and the bits of the least and of the largest magnitude that is not zero.
+def distinct(x: Singles, bits: Patterns, counts: Patterns) -> int:
+    """The distinct values, ascending, as bits, and how often each occurs; -0 is 0.
 
-    Those of zeros alone differ.
+    Args:
+        x: finite float32[n].
+        bits, counts: uint32[m], overwritten.
+
+    Returns:
+        how many there are, or -1 if more than m.
     """
-    patterns = x.view(np.uint32)
-    negative, least, most = 0, _EVERY, np.uint32(0)
+    patterns, width, found = x.view(np.uint32), 2, 0
+    while 1 << width < 4 * bits.size:
+        width += 1
+    # equal neighbours would wait for each other's sum
+    held, often = np.full(1 << width, _EVERY, np.uint32), np.zeros((1 << width, TALLIES), np.uint32)
+    shift, mask = np.uint32(32 - width), np.uint32((1 << width) - 1)
     for i in range(x.size):
-        size = patterns[i] & _MAGNITUDE
-        negative += np.int64(x[i] < 0.0)
-        # A zero becomes the largest number there is.
-        least, most = min(least, np.uint32(size - _ONE)), max(most, size)
-    return negative, np.int64(least) + 1, np.int64(most)
+        key = patterns[i] if patterns[i] != _SIGN else _ZERO
+        at = np.uint32(key * _SCATTER) >> shift
+        while held[at] != key:
+            if held[at] == _EVERY:
+                if found == bits.size:
+                    return -1
+                held[at] = bits[found] = key
+                found += 1
+            else:
+                at = np.uint32(at + _ONE) & mask
+        often[at, i % TALLIES] += _ONE
+    for k in range(found):
+        at = np.uint32(bits[k] * _SCATTER) >> shift
+        while held[at] != bits[k]:
+            at = np.uint32(at + _ONE) & mask
+        counts[k] = often[at].sum()
+    sort_pairs(bits[:found], counts[:found])
+    return found
 
 
 @jit

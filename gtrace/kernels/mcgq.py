@@ -11,7 +11,7 @@ import numpy as np
 
 from gtrace.kernels._jit import inline, jit, jit_slp
 from gtrace.kernels.counter import uniform, words
-from gtrace.kernels.norms import FLOAT32_MAX
+from gtrace.kernels.norms import FLOAT32_MAX, LANES
 
 if TYPE_CHECKING:
     from gtrace.kernels import Floats, Ints, Singles, Words
@@ -209,10 +209,13 @@ def counts(x: Singles, total: float, starts: Floats, samples: float, xi: float, 
 @jit
 def magnitude_sum(q: Ints) -> float:
     """Sum of |q|, exact below 2^53 and without overflow above."""
-    total = 0.0
-    for i in range(q.size):
-        total += abs(np.float64(q[i]))
-    return total
+    sums, whole = np.zeros(LANES), q.size - q.size % LANES
+    for p in range(0, whole, LANES):
+        for k in range(LANES):
+            sums[k] += abs(np.float64(q[p + k]))
+    for k in range(q.size - whole):
+        sums[k] += abs(np.float64(q[whole + k]))
+    return sums.sum()
 
 
 @jit

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
+from gtrace.kernels.optimal import MOST_TURNS, cheapest_path
 from gtrace.kernels.sketching import hinge
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ _LEAST_PIVOT = 1e-3
 WINDOW = np.arange(-4, 5) / 4.0
 WIDEST, NARROWEST = 0.45, 1e-6
 POLISH = 5
+#: Below this part of the gap windows are narrowed even if a level has reached the end of its own: an error depends on
+#: the square of that.
+FINE = 1e-3
+#: most levels of grids that are found together, layer by layer; more of them are found by a price per level
+LAYERS = 32
 #: A grid of a sketch has settled when no level moves by more than this part of the gap to its nearest neighbour. A
 #: sketch places a level no finer than a search inside a bin does.
 SETTLED = 1e-9
@@ -319,6 +325,55 @@ def _trace(came: NDArray[np.int32], chosen: Ints) -> None:
         j = came[k, j]
 
 
+@inline
+def _priced(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> bool:
+    """The best grid for a price per level that makes it one of as many levels as ``chosen`` has room for.
+
+    Cells are priced by what they cost more than the cells of all candidates between their ends, and those that alone
+    cost more than a whole grid of equally many candidates in each cell are left out.
+
+    Returns:
+        whether there is one; some candidates may save nothing.
+    """
+    ahead = 1 if mirrored else 0
+    n, steps = points.size + ahead, chosen.size - 1 + ahead
+    # The place 0 of a mirrored grid is no level; up to the first one, it costs what twice that level's area does.
+    at, area, fine = np.zeros(n), np.empty(n), np.zeros(n)
+    at[ahead:], area[ahead:] = points, areas
+    area[0] = areas[0] if not mirrored else 0.0
+    for j in range(1, n):
+        own = 2.0 * at[1] * area[1] if mirrored and j == 1 else (at[j] - at[j - 1]) * (area[j] + area[j - 1])
+        fine[j] = fine[j - 1] + own
+    limit, i = 0.0, 0
+    for t in range(1, steps + 1):
+        j = t * (n - 1) // steps
+        limit += _cell(at, area, fine, mirrored, i, j)
+        i = j
+    low, start, count = 0, np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for j in range(1, n):
+        while _cell(at, area, fine, mirrored, low, j) > limit:
+            low += 1
+        start[j], count[j] = start[j - 1] + count[j - 1], j - low
+    table = np.empty(start[n - 1] + count[n - 1])
+    for j in range(1, n):
+        for t in range(count[j]):
+            table[start[j] + t] = _cell(at, area, fine, mirrored, j - 1 - t, j)
+    value, back = np.empty(n), np.empty(n, np.int64)
+    path, _ = cheapest_path(np.arange(n) - 1, start, count, table, steps, 2.0 * limit / steps, MOST_TURNS, value, back)
+    if path.size != steps + 1:
+        return False
+    for k in range(chosen.size):
+        chosen[k] = path[k + ahead] - ahead
+    return True
+
+
+@inline
+def _cell(at: Floats, area: Floats, fine: Floats, mirrored: bool, i: int, j: int) -> float:
+    """The price of the cell from candidate i to j, see :func:`_priced`."""
+    whole = 2.0 * at[j] * area[j] if mirrored and i == 0 else (at[j] - at[i]) * (area[i] + area[j])
+    return max(0.0, whole - (fine[j] - fine[i]))
+
+
 @jit
 def choose(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> None:
     """The best grid among ascending candidates, by dynamic programming.
@@ -330,9 +385,8 @@ def choose(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> None:
         chosen: int64[m], m <= n, overwritten with the indices of the chosen points, the last of which is n - 1.
 
     """
-    m = chosen.size
-    came = best_before(points, areas, mirrored, m)
-    _trace(came, chosen)
+    if chosen.size <= LAYERS or not _priced(points, areas, mirrored, chosen):
+        _trace(best_before(points, areas, mirrored, chosen.size), chosen)
 
 
 @jit
@@ -536,7 +590,7 @@ def _narrow(table: Floats, zeros: float, levels: Floats, mirrored: bool, limit: 
             for q in range(WINDOW.size):
                 k = find_near(table, points[j, q], k)
                 areas[j, q] = _area(table, k, points[j, q], zeros)
-        if not choose_near(points, areas, mirrored, levels):
+        if not choose_near(points, areas, mirrored, levels) or scale < FINE:
             scale *= 0.5
         if grids.size:
             _copy(levels, grids[count])
@@ -585,10 +639,12 @@ def _polish(table: Floats, zeros: float, levels: Floats, mirrored: bool, limit: 
 
 
 @inline
-def _starts(table: Floats, zeros: float, size: int, counts: Ints, mirrored: bool) -> tuple[Floats, NDArray[np.int32]]:
-    """The candidates, and how the best grids among them came about; empty for a size of 0."""
+def _starts(
+    table: Floats, zeros: float, size: int, counts: Ints, mirrored: bool
+) -> tuple[Floats, Floats, NDArray[np.int32]]:
+    """The candidates, B there, and how the best grids of few levels among them came about; empty for a size of 0."""
     if not size:
-        return np.empty(0), np.empty((0, 0), np.int32)
+        return np.empty(0), np.empty(0), np.empty((0, 0), np.int32)
     points = candidates(table, size)
     if mirrored:
         positive = 0
@@ -601,8 +657,8 @@ def _starts(table: Floats, zeros: float, size: int, counts: Ints, mirrored: bool
         k = find_near(table, points[i], k)
         areas[i] = _area(table, k, points[i], zeros)
     for c in range(counts.size):
-        most = max(most, counts[c])
-    return points, best_before(points, areas, mirrored, min(most, points.size))
+        most = max(most, min(counts[c], points.size)) if counts[c] <= LAYERS else most
+    return points, areas, best_before(points, areas, mirrored, most)
 
 
 @jit
@@ -630,14 +686,17 @@ def fit_sets(
         and from sweeps.
     """
     sizes = counts.copy()
-    points, came = _starts(table, zeros, size, counts, mirrored)
+    points, areas, came = _starts(table, zeros, size, counts, mirrored)
     rounds, sweeps = 0, 0
     start = 0
     for c in range(counts.size):
         if size:
             sizes[c] = min(counts[c], points.size)
             chosen = np.empty(sizes[c], np.int64)
-            _trace(came, chosen)
+            if sizes[c] <= came.shape[0]:
+                _trace(came, chosen)
+            else:
+                choose(points, areas, mirrored, chosen)
             for j in range(sizes[c]):
                 levels[start + j] = points[chosen[j]]
         own = levels[start : start + sizes[c]]

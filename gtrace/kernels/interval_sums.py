@@ -235,6 +235,17 @@ def join(
 
 
 @inline
+def append(
+    right: float, left: float, mass: float, up: float, down: float, cost: float, rows: Floats, c: int
+) -> tuple[float, float, float, float]:
+    """The sums of the span from ``left`` to the left end of row ``c``, extended by that row and up to ``right``."""
+    gap, gap_left, gap_right = right - rows[c, LEFT], rows[c, LEFT] - left, right - rows[c, RIGHT]
+    below = rows[c, DOWN] + rows[c, MASS] * gap_right
+    cost += gap * up + rows[c, COST] + gap_right * rows[c, UP] + gap_left * below
+    return mass + rows[c, MASS], up + gap_left * rows[c, MASS] + rows[c, UP], down + gap * mass + below, cost
+
+
+@inline
 def store(row: Floats, left: float, right: float, mass: float, up: float, down: float, cost: float) -> None:
     """Write a span."""
     row[LEFT] = left

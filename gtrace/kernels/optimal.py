@@ -29,6 +29,7 @@ from gtrace.kernels.interval_sums import (
     NODE,
     RIGHT,
     UP,
+    append,
     cut,
     first_cells,
     inner,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from gtrace.kernels.interval_sums import Points
 
 
-#: cells summed up in one row, to pass over them in one step
-JUMP = 16
 #: means "no path"; finite, so that sums of two still compare
 NEVER = 8e307
 #: first cells per level
@@ -66,57 +65,29 @@ ONE = np.uintp(1)
 
 
 @inline
-def sum_jumps(cells: Floats) -> Floats:
-    """The spans of every JUMP consecutive cells, whole ones only: float64[k // JUMP, 6]."""
-    jumps = np.empty((cells.shape[0] // JUMP, COLUMNS))
-    for j in range(jumps.shape[0]):
-        top = (j + 1) * JUMP - 1
-        right = cells[top, RIGHT]
-        left, mass, up, down, cost = right, 0.0, 0.0, 0.0, 0.0
-        for c in range(top, j * JUMP - 1, -1):
-            left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, np.uintp(c))
-        store(jumps[j], left, right, mass, up, down, cost)
-    return jumps
-
-
-@inline
-def _between(cells: Floats, jumps: Floats, a: int, b: int) -> tuple[float, float, float, float, float]:
-    """The span of the cells a+1..b-1 up to the left end of cell b."""
-    right = cells[b, LEFT]
-    left, mass, up, down, cost = right, 0.0, 0.0, 0.0, 0.0
-    c = b - 1
-    while c > a:
-        if (c + 1) % JUMP == 0 and c - JUMP >= a:
-            left, mass, up, down, cost = join(right, left, mass, up, down, cost, jumps, np.uintp(c // JUMP))
-            c -= JUMP
-        else:
-            left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, np.uintp(c))
-            c -= 1
-    return left, mass, up, down, cost
-
-
-@inline
-def path_cost(cells: Floats, jumps: Floats, path: Ints) -> float:
+def path_cost(cells: Floats, path: Ints) -> float:
     """The objective with the levels at the left ends of the cells in ``path``."""
     total = 0.0
     for t in range(1, path.size):
-        a, b = path[t - 1], path[t]
-        right = cells[b, LEFT]
-        left, mass, up, down, cost = _between(cells, jumps, a, b)
-        left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, np.uintp(a))
+        right = cells[path[t], LEFT]
+        left, mass, up, down, cost = right, 0.0, 0.0, 0.0, 0.0
+        for c in range(path[t] - 1, path[t - 1] - 1, -1):
+            left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, np.uintp(c))
         total += cost
     return total
 
 
 @inline
 def exact_lengths(
-    cells: Floats, jumps: Floats, live: Ints, low: Ints, high: Ints, limit: float
+    cells: Floats, live: Ints, low: Ints, high: Ints, limit: float
 ) -> tuple[Ints, Ints, Floats, Floats]:
     """Costs between the left ends of live cells.
 
+    Both ends of the cells that no row of a live cell reaches into move on with the rows. Their span is put together from
+    two: from any cell up to some middle one, and from there on.
+
     Args:
         cells: float64[k, 6].
-        jumps: float64[k // JUMP, 6].
         live: int64[r], ascending numbers of the cells that can hold a level; the first and last are the ends.
         low: int64[r], lowest rank that may precede each live cell.
         high: int64[r], highest one.
@@ -135,10 +106,30 @@ def exact_lengths(
         entries += high[r] - low[r] + 1
     table, parts, count = np.empty(entries), np.empty((2, entries)), np.empty(live.size, np.int64)
     count[0] = 0
+    ahead = np.empty((cells.shape[0], COLUMNS))
+    first = middle = end = -1
+    m_left = m_mass = m_up = m_down = m_cost = 0.0
     for r in range(1, live.size):
-        b = live[r]
+        b, begin = live[r], live[high[r]] + 1
         right = cells[b, LEFT]
-        left, mass, up, down, cost = _between(cells, jumps, live[high[r]], b)
+        if first <= begin <= middle:
+            for k in range(end, b):
+                m_mass, m_up, m_down, m_cost = append(
+                    cells[k + 1, LEFT], m_left, m_mass, m_up, m_down, m_cost, cells, np.uintp(k)
+                )
+        else:
+            m_left, m_mass, m_up, m_down, m_cost = right, 0.0, 0.0, 0.0, 0.0
+            for k in range(b - 1, begin - 1, -1):
+                m_left, m_mass, m_up, m_down, m_cost = join(
+                    right, m_left, m_mass, m_up, m_down, m_cost, cells, np.uintp(k)
+                )
+                store(ahead[k], m_left, right, m_mass, m_up, m_down, m_cost)
+            first, middle = begin, b
+            m_left, m_mass, m_up, m_down, m_cost = right, 0.0, 0.0, 0.0, 0.0
+        end = b
+        left, mass, up, down, cost = m_left, m_mass, m_up, m_down, m_cost
+        if begin < middle:
+            left, mass, up, down, cost = join(right, left, mass, up, down, cost, ahead, np.uintp(begin))
         # Unsigned places spare the check for negative ones.
         q, last, entry = np.uintp(high[r]), np.uintp(low[r]), np.uintp(start[r])
         c = np.uintp(live[q])
@@ -618,16 +609,15 @@ def search(
     """
     intervals = s - 1
     first, cells, live, lowest, highest = divide(x, w, nodes, weight, low, high, per_level * s)
-    jumps = sum_jumps(cells)
     path = _evenly(live.size - 1, s)
-    upper, lower = path_cost(cells, jumps, path), 0.0
+    upper, lower = path_cost(cells, path), 0.0
     found = _note(first, path, x.size - 1, places)
     if intervals == 1:
         return found, upper, upper
     # the cost of n intervals is near c / n^2, so one more saves about 2 c / n^3
     penalty = price if price >= 0.0 else 2.0 * upper / intervals
     while True:
-        start, count, table, parts = exact_lengths(cells, jumps, live, lowest, highest, upper * (1.0 + _CLOSE))
+        start, count, table, parts = exact_lengths(cells, live, lowest, highest, upper * (1.0 + _CLOSE))
         value, back = np.empty(live.size), np.empty(live.size, np.int64)
         # better levels at the left ends of the cells, and the price that makes them come out
         if live.size <= intervals + 1:
@@ -639,7 +629,7 @@ def search(
             path, penalty = cheapest_path(highest, start, count, table, intervals, penalty, turns, value, back)
         slope = slopes_of(cells, live, highest, start, count, table, parts[TILT], value, back)
         path = live[path]
-        cost = path_cost(cells, jumps, path)
+        cost = path_cost(cells, path)
         if cost <= upper:
             upper = cost
             found = _note(first, path, x.size - 1, places)
@@ -653,7 +643,6 @@ def search(
         if lower >= upper * (1.0 - _CLOSE) or not wide:
             return found, upper, lower
         cells, first, live, lowest, highest = refine(x, w, nodes, cells, first, live, keep, again, low_kept, high_kept)
-        jumps = sum_jumps(cells)
 
 
 @jit

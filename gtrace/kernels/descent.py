@@ -525,13 +525,15 @@ def choose_near(points: Floats, areas: Floats, mirrored: bool, levels: Floats) -
             cost[i] = 2.0 * points[0, i] * areas[0, i]
     following = np.empty(q)
     for j in range(1, m):
+        before, below = points[j - 1], areas[j - 1]
         for k in range(q):
-            best, where = np.inf, 0
-            for i in range(q):
-                width = points[j, k] - points[j - 1, i]
-                value = cost[i] + width * (areas[j - 1, i] + areas[j, k])
-                if width > 0.0 and value < best:
-                    best, where = value, i
+            best, where, point, area = np.inf, np.uintp(0), points[j, k], areas[j, k]
+            # Unsigned places spare the check for negative ones.
+            for i in range(np.uintp(q)):
+                width = point - before[i]
+                value = cost[i] + width * (below[i] + area) if width > 0.0 else np.inf
+                where = i if value < best else where
+                best = min(value, best)
             following[k] = best
             came[j, k] = where
         cost, following = following, cost

@@ -172,6 +172,27 @@ def test_choosing_is_as_good_as_trying_all(mirrored):
             assert cost(points[found], areas[found]) == pytest.approx(best, rel=1e-12)
 
 
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_choosing_many_levels_is_as_good_as_layer_by_layer(mirrored, few):
+    """Of few values, most candidates save nothing: no price per level makes as many levels."""
+    rng = np.random.default_rng(9)
+    values = rng.choice(rng.random(20), 2000) if few else rng.random(2000) ** 3
+    points = np.unique(np.concatenate([rng.random(200) ** 2, [1.0] if mirrored else [0.0, 1.0]]))
+    areas = np.maximum(points[:, None] - values, 0).mean(axis=1)
+    cells = np.triu(np.subtract.outer(points, points).T * np.add.outer(areas, areas), 1)
+    cells[np.tril_indices(points.size)] = np.inf
+    least = 2 * points * areas if mirrored else np.where(points == 0, 0.0, np.inf)
+    for m in range(2, points.size + 1):
+        least = (least[:, None] + cells).min(axis=0)
+        if m > descent.LAYERS and (m % 16 == 1 or m >= points.size - 2):
+            found = np.empty(m, np.int64)
+            descent.choose(points, areas, mirrored, found)
+            first = 2 * points[found[0]] * areas[found[0]] if mirrored else points[found[0]]
+            assert first + cells[found[:-1], found[1:]].sum() == pytest.approx(least[-1], rel=1e-13)
+            assert found[-1] == points.size - 1
+
+
 @pytest.mark.parametrize("mirrored", [True, False])
 def test_choosing_near_is_as_good_as_trying_all(mirrored):
     law = LAWS["mixture shifted"]

@@ -1,5 +1,6 @@
 """Exact levels against reference numbers, plain twins and closed forms, and the proof that comes with them."""
 
+import itertools
 import json
 import tracemalloc
 from pathlib import Path
@@ -261,3 +262,41 @@ def test_spans_are_the_sums_they_stand_for(points, data):
     up, down = y - y[0], y[-1] - y
     expected = [y[0], y[-1], v.sum(), v @ up, v @ down, v @ (up * down)]
     assert cells[0] == pytest.approx(expected, rel=1e-13, abs=1e-300)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bounds_hold_for_all_points_of_two_cells(seed):
+    """Also where the intervals of a later level begin before those of an earlier one; cells of one point are exact."""
+    random = rng(seed)
+    x, w = np.sort(random.standard_normal(80) ** 3), random.random(80)
+    nodes = np.empty((2, interval_sums.COLUMNS))
+    interval_sums.sum_nodes(x, w, nodes)
+    spread = np.empty(2)
+    interval_sums.spread(x, nodes, spread)
+    first, cells, live, lowest, _ = kernels.divide(x, w, nodes, spread, x[0] - 0.1, x[-1], 20)
+    highest = np.array([0, *(random.integers(0, r) for r in live[1:])])
+    start, count, table, parts = kernels.exact_lengths(cells, live, lowest, highest, np.inf)
+    bounds, price = table.copy(), 1000.0
+    # near those of some intervals, so that levels between the ends of their cells count
+    some = start + (random.random(live.size) * count).astype(int)
+    slope = parts[kernels.TILT][some] * random.uniform(0.8, 1.4, live.size)
+    slope[0] = 0.5
+    kernels.bound_paths(cells, live, highest, start, count, bounds, slope, parts, price, np.inf)
+    points = [x[a:b] if a < b else cells[c, :1] for c, (a, b) in enumerate(itertools.pairwise(first))]
+
+    def cost(y, z):
+        inside = (x > y) & (x < z)
+        return float(w[inside] @ ((x[inside] - y) * (z - x[inside])))
+
+    for r in live[1:]:
+        for q in range(highest[r], -1, -1):
+            entry = start[r] + highest[r] - q
+            assert table[entry] == pytest.approx(cost(points[q][0], points[r][0]), rel=1e-12, abs=1e-300)
+            moved = [
+                cost(y, z) + price + slope[q] * (y - points[q][0]) - slope[r] * (z - points[r][0])
+                for y in points[q]
+                for z in points[r]
+            ]
+            assert bounds[entry] <= min(moved) + 1e-12 * (1 + table[entry])
+            if len(moved) == 1:
+                assert bounds[entry] == pytest.approx(moved[0], rel=1e-12)

@@ -78,13 +78,11 @@ def path_cost(cells: Floats, path: Ints) -> float:
 
 
 @inline
-def exact_lengths(
-    cells: Floats, live: Ints, low: Ints, high: Ints, limit: float
-) -> tuple[Ints, Ints, Floats, Floats]:
+def exact_lengths(cells: Floats, live: Ints, low: Ints, high: Ints, limit: float) -> tuple[Ints, Ints, Floats, Floats]:
     """Costs between the left ends of live cells.
 
-    Both ends of the cells that no row of a live cell reaches into move on with the rows. Their span is put together from
-    two: from any cell up to some middle one, and from there on.
+    The cells between a level and the nearest one that may precede it move on with the rows. Their span is put together
+    of two: from any cell up to some middle one, and from there on.
 
     Args:
         cells: float64[k, 6].
@@ -191,7 +189,15 @@ def shortest_path(
 
 @inline
 def slopes_of(
-    cells: Floats, live: Ints, high: Ints, start: Ints, count: Ints, table: Floats, tilts: Floats, value: Floats, back: Ints
+    cells: Floats,
+    live: Ints,
+    high: Ints,
+    start: Ints,
+    count: Ints,
+    table: Floats,
+    tilts: Floats,
+    value: Floats,
+    back: Ints,
 ) -> Floats:
     """The derivative, by its last level, of what the best path to each live cell costs: float64[r].
 
@@ -262,10 +268,10 @@ def bound_lengths(
             mass = (tilts[i] + aheads[i]) / gap
             # the level in the later cell at its mean, and at its right end
             middle, far = tilt * kink, tilt * width + gap * fall
-            none = min(0.0, min(middle, far))
-            some = min(0.0, min(middle + mass * near * kink, far + mass * near * width))
-            whole = min(0.0, min(middle + mass * wide * kink, far + mass * wide * width))
-            v = min(none, min(ahead * near + some, ahead * wide + gap * rises[j] + whole))
+            none = min(0.0, middle, far)
+            some = min(0.0, middle + mass * near * kink, far + mass * near * width)
+            whole = min(0.0, middle + mass * wide * kink, far + mass * wide * width)
+            v = min(none, ahead * near + some, ahead * wide + gap * rises[j] + whole)
             table[i] = least + slope[j] * wide + penalty + v
         best = NEVER
         for t in range(count[r]):

@@ -418,7 +418,8 @@ def run_jobs(
     def size(batch: Sequence[Job]) -> int:
         return sum(0 if job.sketched else job.size for job in batch)
 
-    tasks = sorted(batches(gradients, [*jobs, *alone], workers.number), key=lambda batch: -sum(job.size for job in batch))
+    tasks = batches(gradients, [*jobs, *alone], workers.number)
+    tasks.sort(key=lambda batch: -sum(job.size for job in batch))
     if workers.number > 1 and tasks:
         # One tensor is enough to load the kernels of all, which happens before there are workers.
         tasks[-1:] = [part for part in (tasks[-1][:-1], tasks[-1][-1:]) if part]

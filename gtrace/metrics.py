@@ -108,14 +108,13 @@ class Reference:
             raise UsageError(f"compare: {q.size} decoded values against {self.values.size} exact ones")
         sums = np.empty(_compare.SUMS)
         _compare.compare(self.values, q, _UNWEIGHTED if self.weights is None else self.weights, sums)
-        scales, room = self.scales(sums), min(_FEW, q.size // _OFTEN)
-        values, counts = np.empty((2, room), np.uint32)
+        scales = self.scales(sums)
+        values, counts = np.empty((2, min(_FEW, q.size // _OFTEN)), np.uint32)
         found = _compare.distinct(q, values, counts)
         if found >= 0:
             w1, w1_mcgq = _compare.spread(self.ordered, values[:found], counts[:found], *scales)
             return self.comparison(sums, w1, w1_mcgq)
-        count = q.size - int(sums[_compare.ZEROS])
-        if count < q.size / 2:
+        if (count := q.size - int(sums[_compare.ZEROS])) < q.size / 2:
             room = np.empty(count + 1, np.float32)
             _compare.nonzeros(q, room)
             q = room[:count]

@@ -422,9 +422,7 @@ def _search(points: Points, counts: Ints) -> dict[int, Solution]:
     x, low, high, exponent = _scaled(points.x, points.low, points.high)
     w, weight_exponent = _scaled_weights(points.w)
     places, sizes, costs = np.empty(counts.sum(), np.int64), np.empty_like(counts), np.empty((counts.size, 2))
-    _kernels.search_sets(
-        x, w, low, high, counts, _kernels.CELLS_PER_LEVEL, -1.0, _kernels.MOST_TURNS, places, sizes, costs
-    )
+    _kernels.search_sets(x, w, low, high, counts, _kernels.CELLS_PER_LEVEL, places, sizes, costs)
     bounds = costs.min(axis=1) * (1 - _ROUNDING)
     if exponent or weight_exponent:
         with np.errstate(over="ignore"):

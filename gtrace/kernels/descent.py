@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels.optimal import MOST_TURNS, cheapest_path
+from gtrace.kernels.optimal import cheapest_path
 from gtrace.kernels.sketching import hinge
 
 if TYPE_CHECKING:
@@ -338,9 +338,8 @@ def _priced(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> bool
     ahead = 1 if mirrored else 0
     n, steps = points.size + ahead, chosen.size - 1 + ahead
     # The place 0 of a mirrored grid is no level; up to the first one, it costs what twice that level's area does.
-    at, area, fine = np.zeros(n), np.empty(n), np.zeros(n)
+    at, area, fine = np.zeros(n), np.zeros(n), np.zeros(n)
     at[ahead:], area[ahead:] = points, areas
-    area[0] = areas[0] if not mirrored else 0.0
     for j in range(1, n):
         own = 2.0 * at[1] * area[1] if mirrored and j == 1 else (at[j] - at[j - 1]) * (area[j] + area[j - 1])
         fine[j] = fine[j - 1] + own
@@ -359,7 +358,7 @@ def _priced(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> bool
         for t in range(count[j]):
             table[start[j] + t] = _cell(at, area, fine, mirrored, j - 1 - t, j)
     value, back = np.empty(n), np.empty(n, np.int64)
-    path, _ = cheapest_path(np.arange(n) - 1, start, count, table, steps, 2.0 * limit / steps, MOST_TURNS, value, back)
+    path, _ = cheapest_path(np.arange(n) - 1, start, count, table, steps, 2.0 * limit / steps, value, back)
     if path.size != steps + 1:
         return False
     for k in range(chosen.size):

@@ -51,7 +51,7 @@ NEVER = 8e307
 #: first cells per level
 CELLS_PER_LEVEL = 4
 #: limit on the tries to hit a number of steps
-MOST_TURNS = 200
+_MOST_TURNS = 200
 _MOST_SHARES = 64
 #: the search ends when its bounds are this close
 _CLOSE = 1e-12
@@ -503,7 +503,6 @@ def cheapest_path(
     table: Floats,
     steps: int,
     penalty: float,
-    turns: int,
     value: Floats,
     back: Ints,
 ) -> tuple[Ints, float]:
@@ -515,7 +514,7 @@ def cheapest_path(
     """
     short = long = ranks = np.empty(0, np.int64)
     short_cost = long_cost = short_price = long_price = 0.0
-    for turn in range(turns):
+    for turn in range(_MOST_TURNS):
         ranks, cost = shortest_path(high, start, count, table, penalty, value, back)
         taken = ranks.size - 1
         if taken == steps or (taken < steps and penalty == 0.0):
@@ -535,7 +534,7 @@ def cheapest_path(
             if turn % 2 and long_price < middle < short_price:
                 # where the cost falls by powers of ten per step the crossings creep
                 penalty = middle
-        elif turn < turns // 4:
+        elif turn < _MOST_TURNS // 4:
             # the cost of n steps is near c / n^2 and the price near 1 / n^3, or far steeper in heavy tails
             penalty *= (taken / steps) ** np.float64(3 * 2 ** min(turn // 2, 5))
         else:
@@ -604,8 +603,6 @@ def search(
     high: float,
     s: int,
     per_level: int,
-    price: float,
-    turns: int,
     places: Ints,
 ) -> tuple[int, float, float]:
     """The search for ``s`` levels; see :func:`search_sets`, which calls it.
@@ -621,7 +618,7 @@ def search(
     if intervals == 1:
         return found, upper, upper
     # the cost of n intervals is near c / n^2, so one more saves about 2 c / n^3
-    penalty = price if price >= 0.0 else 2.0 * upper / intervals
+    penalty = 2.0 * upper / intervals
     while True:
         start, count, table, parts = exact_lengths(cells, live, lowest, highest, upper * (1.0 + _CLOSE))
         value, back = np.empty(live.size), np.empty(live.size, np.int64)
@@ -632,7 +629,7 @@ def search(
             path = np.arange(live.size)
         else:
             penalty = penalty if penalty != 0.0 else upper / intervals
-            path, penalty = cheapest_path(highest, start, count, table, intervals, penalty, turns, value, back)
+            path, penalty = cheapest_path(highest, start, count, table, intervals, penalty, value, back)
         slope = slopes_of(cells, live, highest, start, count, table, parts[TILT], value, back)
         path = live[path]
         cost = path_cost(cells, path)
@@ -659,8 +656,6 @@ def search_sets(
     high: float,
     counts: Ints,
     per_level: int,
-    price: float,
-    turns: int,
     places: Ints,
     found: Ints,
     costs: Floats,
@@ -674,8 +669,6 @@ def search_sets(
         high: the last level.
         counts: int64[c], numbers of levels.
         per_level: first cells per level.
-        price: of a level at first; below 0 for an estimate.
-        turns: tries to hit a number of steps.
         places: int64[sum of counts], overwritten: the points that are the levels of each set, the sets laid end to
             end. Those of the ends mean nothing.
         found: int64[c], overwritten: how many levels each set has.
@@ -688,7 +681,5 @@ def search_sets(
     at = 0
     for c in range(counts.size):
         s = counts[c]
-        found[c], costs[c, 0], costs[c, 1] = search(
-            x, w, nodes, weight, low, high, s, per_level, price, turns, places[at : at + s]
-        )
+        found[c], costs[c, 0], costs[c, 1] = search(x, w, nodes, weight, low, high, s, per_level, places[at : at + s])
         at += s

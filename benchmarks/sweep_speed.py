@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/sweep_speed.py FOLDER
 
 Three traces of synthetic values (Student t with four degrees of freedom): a small GPT (four blocks of width 256,
-vocabulary 1,000, 53 tensors; 12 steps in three bursts; ``--every``: under every method, too), the shapes of GPT-2
-(``--large``: 124 million elements, three steps), and the one that ``gtrace demo`` records (``--demo TRACE``). A value
-is one element under one codec at one step. Beside it stands the time of one PCG64 float32 in the same turn, so that
-machines can be compared. Compiled kernels come from the cache: the first turn is left out.
+vocabulary 1,000, 53 tensors; 12 steps in three bursts; ``--wide``: with fits at 2 to 8 bits, too; ``--every``: under
+every method), the shapes of GPT-2 (``--large``: 124 million elements, three steps), and the one that ``gtrace demo``
+records (``--demo TRACE``). A value is one element under one codec at one step. Beside it stands the time of one PCG64
+float32 in the same turn, so that machines can be compared. Compiled kernels come from the cache: the first turn is
+left out.
 
 ``--small`` measures cells instead: one codec at one step of one of 250 tensors of 512 values, 12 steps in three
 bursts. From the time of a sweep, that of a sweep of ten of the tensors is taken off, and with it the start.
@@ -53,6 +54,8 @@ CELLS = {
     "7 codecs, expectations and a draw": (("--methods", "qsgdinf", "--bits", "2-8", *ONE), 7),
     "12 codecs, 8 of them fitted, and a draw": (("--methods", "qsgdinf,alq,zipml", "--bits", "2-5", *ONE), 12),
 }
+#: fits of up to 128 magnitudes
+WIDE_SWEEP = ("--methods", "alq,mcgq", "--bits", "2-8", *ONE)
 #: one configuration of every method
 EVERY_SWEEP = ("--methods", "all", "--bits", "4", *ONE)
 
@@ -138,6 +141,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--wide", action="store_true", help="also a sweep of alq and mcgq at 2 to 8 bits")
     parser.add_argument("--every", action="store_true", help="also a sweep of every method")
     parser.add_argument("--demo", type=Path, help="the trace of gtrace demo")
     parser.add_argument("--small", action="store_true", help="cells of small tensors instead")
@@ -162,6 +166,8 @@ def main() -> None:
         "GPT, 14 codecs, 1 job": (lambda: sweep(gpt, *GPT_SWEEP, *ONE), values),
         "GPT, 14 codecs, 2 jobs": (lambda: sweep(gpt, *GPT_SWEEP, "--jobs", "2"), values),
     }
+    if given.wide:
+        tasks["GPT, alq and mcgq at 2 to 8 bits, 1 job"] = (lambda: sweep(gpt, *WIDE_SWEEP), values)
     if given.every:
         tasks["GPT, every method at 4 bits, 1 job"] = (lambda: sweep(gpt, *EVERY_SWEEP), 0)
     if given.demo is not None:

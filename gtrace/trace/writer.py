@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import math
+import operator
 import os
 import threading
 import time
@@ -57,7 +58,8 @@ if TYPE_CHECKING:
 
     from gtrace.trace.format import Beat, ColumnType, Record, StreamSink, TraceSink
 
-
+#: dtype -> its name, which numpy makes anew each time
+_name_of: Callable[[np.dtype[Any]], str] = functools.cache(operator.attrgetter("name"))
 #: Limit on the bytes of unfinished chunks that a writer holds; tensors beyond it get chunks of one
 #: row.
 _OPEN_CHUNK_BYTES = 256 * 1024 * 1024
@@ -109,7 +111,7 @@ def float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], li
         # A float64 beyond float32 becomes infinite here, and is counted as infinite.
         with np.errstate(over="ignore", invalid="ignore"):
             values = np.ascontiguousarray(given, np.float32).reshape(-1)
-    return values, list(given.shape), kind or _dtype_name(given.dtype)
+    return values, list(given.shape), kind or _name_of(given.dtype)
 
 
 def _of_torch(array: Any) -> tuple[Any, str]:
@@ -119,11 +121,6 @@ def _of_torch(array: Any) -> tuple[Any, str]:
     tensor, kind = array.detach().to_dense().cpu(), str(array.dtype).removeprefix("torch.")
     # numpy has no bfloat16 and no 8-bit floats, but float32 can represent all of their values.
     return (tensor.float() if "float" in kind and kind not in ("float32", "float64") else tensor), kind
-
-
-@functools.cache
-def _dtype_name(dtype: np.dtype[Any]) -> str:
-    return dtype.name
 
 
 def extras_of(given: Mapping[str, float], name: str) -> dict[str, float]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gtrace.buckets import bucket_scales
+from gtrace.buckets import as_values, bucket_scales
 from gtrace.codecs.base import parameter
-from gtrace.codecs.parts import FLOAT32_MAX, Memory
+from gtrace.codecs.parts import Memory
+from gtrace.kernels.elementwise import add_scaled
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -24,12 +25,9 @@ UNITS = "the residual is kept in gradient units; the papers' holds steps, the sa
 
 def saturating(x: ArrayLike, y: ArrayLike, scale_x: float = 1.0, scale_y: float = 1.0) -> Values:
     """scale_x x + scale_y y in float32, float32[n]; an overflow becomes the largest finite number."""
-    a, b = np.asarray(x, np.float32), np.asarray(y, np.float32)
-    with np.errstate(over="ignore"):
-        out: Values = (a if scale_x == 1.0 else a * np.float32(scale_x)) + (
-            b if scale_y == 1.0 else b * np.float32(scale_y)
-        )
-    return np.clip(out, -FLOAT32_MAX, FLOAT32_MAX, out=out)
+    out = np.empty(np.size(x), np.float32)
+    add_scaled(as_values(x), as_values(y), np.float32(scale_x), np.float32(scale_y), out)
+    return out
 
 
 def averaged(momentum: Values, x: Values, beta: float, dampening: float) -> Values:

@@ -8,6 +8,7 @@ import numpy as np
 
 from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.counter import MASK32, mix, uniform, words
+from gtrace.kernels.norms import FLOAT32_MAX
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,9 +23,16 @@ _16 = np.uint32(16)
 _CHUNK = 1024
 #: up to so many middles are all counted
 _FEW = 96
-_ZERO = np.float32(0.0)
+_ZERO, _MOST = np.float32(0.0), np.float32(FLOAT32_MAX)
 _S31 = np.uint64(31)
 _S16 = np.uint64(16)
+
+
+@jit
+def add_scaled(x: Singles, y: Singles, a: np.float32, b: np.float32, out: Singles) -> None:
+    """a x + b y into ``out``; each product and the sum are float32, and one that overflows is the largest there is."""
+    for i in range(out.size):
+        out[i] = min(max(a * x[i] + b * y[i], -_MOST), _MOST)
 
 
 @jit

@@ -11,7 +11,7 @@ import numpy as np
 
 from gtrace.kernels._jit import inline, jit, jit_slp
 from gtrace.kernels.counter import uniform, words
-from gtrace.kernels.norms import FLOAT32_MAX, LANES
+from gtrace.kernels.norms import LANES
 
 if TYPE_CHECKING:
     from gtrace.kernels import Floats, Ints, Singles, Words
@@ -223,14 +223,6 @@ def restore(q: Ints, unit: float, out: Singles) -> None:
     """q times ``unit``, rounded once, into ``out`` (float32)."""
     for i in range(q.size):
         out[i] = np.float32(np.float64(q[i]) * unit)
-
-
-@jit
-def accumulate(held: Singles, x: Singles, out: Singles) -> None:
-    """held + x into ``out``, stopping at the largest float32."""
-    for i in range(x.size):
-        total = np.float64(held[i]) + np.float64(x[i])
-        out[i] = np.float32(min(max(total, -FLOAT32_MAX), FLOAT32_MAX))
 
 
 @inline

@@ -258,11 +258,9 @@ def _of_rows(columns: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    if type(value) is float:
+        return value if math.isfinite(value) else None
+    return _plain(value.item()) if isinstance(value, np.generic) else value
 
 
 class ResultStore:
@@ -477,11 +475,6 @@ class ResultStore:
             self._codecs[spec] = number
         return number
 
-    def _cell(self, name: str, value: Any) -> Any:
-        if name in TEXTS:
-            return None if value is None else self._text(value)
-        return _plain(value)
-
     def _statement(self, given: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         """The statement that inserts rows with these columns, and the measured ones among them."""
         found = self._statements.get(given)
@@ -496,10 +489,9 @@ class ResultStore:
         groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
         for row in rows:
             given = tuple(row)
+            row = {**row, **{name: self._text(row[name]) for name in TEXTS if row.get(name) is not None}}
             key = (self._text(row["tensor"]), row["step"], self._codec(row), row["draw"])
-            groups.setdefault(given, []).append(
-                key + tuple(self._cell(name, row[name]) for name in self._statement(given)[1])
-            )
+            groups.setdefault(given, []).append((*key, *[_plain(row[name]) for name in self._statement(given)[1]]))
         for given, cells in groups.items():
             statement, _ = self._statement(given)
             self._connection.executemany(statement, cells)

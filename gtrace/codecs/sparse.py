@@ -161,7 +161,7 @@ class Threshold(Largest):
             _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), words)
             seen = ranks[(words * np.float64(x.size / 2**32)).astype(np.int64)]
         count = kept(self.ratio, seen.size)
-        threshold = max(1, int(np.partition(seen, seen.size - count)[-count]))
+        threshold = max(1, int(seen[largest(seen, count)].min()))
         positions = np.flatnonzero(ranks >= np.uint32(threshold))
         return Kept(positions, x[positions], x.size)
 

@@ -33,7 +33,7 @@ _APART = 1 << 18
 _SHIFT = np.uint32(13)
 _S31 = np.uint32(31)
 _EDGE = np.uint32(0x7FFFE000)
-_SIGN, _MAGNITUDE, _EVERY = np.uint32(0x80000000), np.uint32(0x7FFFFFFF), np.uint32(0xFFFFFFFF)
+_SIGN, _EVERY = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
 #: 2^32 by the golden ratio
 _SCATTER = np.uint32(0x9E3779B1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels.optimal import cheapest_path
+from gtrace.kernels.optimal import Intervals, cheapest_path
 from gtrace.kernels.sketching import hinge
 
 if TYPE_CHECKING:
@@ -358,7 +358,8 @@ def _priced(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> bool
         for t in range(count[j]):
             table[start[j] + t] = _cell(at, area, fine, mirrored, j - 1 - t, j)
     value, back = np.empty(n), np.empty(n, np.int64)
-    path, _ = cheapest_path(np.arange(n) - 1, start, count, table, steps, 2.0 * limit / steps, value, back)
+    rows = Intervals(np.arange(n) - 1, start, count, table)
+    path, _ = cheapest_path(rows, steps, 2.0 * limit / steps, value, back)
     if path.size != steps + 1:
         return False
     for k in range(chosen.size):

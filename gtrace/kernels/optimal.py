@@ -14,7 +14,7 @@ A path's length is its cost plus ``penalty`` per interval; the penalty replaces 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,22 @@ ENDS, WIDE, KINK, RISE, FALL, INSIDE = range(6)
 ONE = np.uintp(1)
 
 
+class Intervals(NamedTuple):
+    """Between live cells, by rank, and what they cost; entry start[r] + t is the one from rank high[r] - t to rank r.
+
+    Attributes:
+        high: int64[r], highest rank that may precede each live cell.
+        start: int64[r], where the row of each one starts in ``table``.
+        count: int64[r], the lengths of the rows.
+        table: float64[entries].
+    """
+
+    high: Ints
+    start: Ints
+    count: Ints
+    table: Floats
+
+
 @inline
 def path_cost(cells: Floats, path: Ints) -> float:
     """The objective with the levels at the left ends of the cells in ``path``."""
@@ -78,7 +94,7 @@ def path_cost(cells: Floats, path: Ints) -> float:
 
 
 @inline
-def exact_lengths(cells: Floats, live: Ints, low: Ints, high: Ints, limit: float) -> tuple[Ints, Ints, Floats, Floats]:
+def exact_lengths(cells: Floats, live: Ints, low: Ints, high: Ints, limit: float) -> tuple[Intervals, Floats]:
     """Costs between the left ends of live cells.
 
     The cells between a level and the nearest one that may precede it move on with the rows. Their span is put together
@@ -92,10 +108,7 @@ def exact_lengths(cells: Floats, live: Ints, low: Ints, high: Ints, limit: float
         limit: intervals that cost more than this are left out, and all longer ones with them.
 
     Returns:
-        start: int64[r], where the row of each live cell starts in ``table``.
-        count: int64[r], the lengths of the rows.
-        table: entry start[r] + t belongs to the interval from rank high[r] - t to rank r.
-        parts: float64[2, entries], UP and DOWN of the span between the two cells.
+        the intervals, and float64[2, entries], UP and DOWN of the span between the two cells of each.
     """
     start = np.empty(live.size, np.int64)
     entries = 0
@@ -147,17 +160,16 @@ def exact_lengths(cells: Floats, live: Ints, low: Ints, high: Ints, limit: float
                 left, mass, up, down, cost = join(right, left, mass, up, down, cost, cells, c)
                 c -= ONE
         count[r] = np.int64(entry) - start[r]
-    return start, count, table, parts
+    return Intervals(high, start, count, table), parts
 
 
 @inline
-def shortest_path(
-    high: Ints, start: Ints, count: Ints, table: Floats, penalty: float, value: Floats, back: Ints
-) -> tuple[Ints, float]:
-    """The ranks on the path of least cost + penalty * intervals through a table of costs, and its cost alone.
+def shortest_path(rows: Intervals, penalty: float, value: Floats, back: Ints) -> tuple[Ints, float]:
+    """The ranks on the path of least cost + penalty * intervals, and its cost alone.
 
     ``value`` and ``back`` get the least cost of a path to each rank, prices included, and the rank before it.
     """
+    high, start, count, table = rows
     n = high.size
     steps = np.zeros(n, np.int64)
     value[0], back[0] = 0.0, 0
@@ -188,22 +200,13 @@ def shortest_path(
 
 
 @inline
-def slopes_of(
-    cells: Floats,
-    live: Ints,
-    high: Ints,
-    start: Ints,
-    count: Ints,
-    table: Floats,
-    tilts: Floats,
-    value: Floats,
-    back: Ints,
-) -> Floats:
+def slopes_of(cells: Floats, live: Ints, rows: Intervals, tilts: Floats, value: Floats, back: Ints) -> Floats:
     """The derivative, by its last level, of what the best path to each live cell costs: float64[r].
 
     The level before the last one is where a parabola through three left ends has its least value: the ends alone are
     too far apart.
     """
+    high, start, count, table = rows
     slope = np.zeros(live.size)
     for r in range(1, live.size):
         if value[r] >= NEVER:
@@ -229,28 +232,25 @@ def slopes_of(
 def bound_lengths(
     lefts: Floats,
     about: Floats,
-    high: Ints,
-    start: Ints,
-    count: Ints,
+    rows: Intervals,
     parts: Floats,
     slope: Floats,
     penalty: float,
-    table: Floats,
     forward: Floats,
 ) -> None:
-    """Lower bounds for any two points of two live cells, over the same intervals as :func:`exact_lengths`.
+    """Lower bounds for any two points of two live cells, in the place of what :func:`exact_lengths` found.
 
     Args:
         lefts: float64[r], left ends of the cells.
         about: float64[6, r], see ENDS: right ends, widths, what lies between the right end and the mean of the points,
             UP, DOWN and COST.
-        high, start, count, parts: as there.
+        rows, parts: from there; the table is overwritten.
         slope: float64[r]; times the width of a cell it must not exceed ``penalty``: then a second level inside one cell
             never lowers a bound.
         penalty: price of a level.
-        table: overwritten with the bounds.
         forward: float64[r], overwritten with the shortest bound from the first cell to each one.
     """
+    high, start, count, table = rows
     ends, widths, kinks = about[ENDS], about[WIDE], about[KINK]
     rises, falls, costs = about[RISE], about[FALL], about[INSIDE]
     tilts, aheads = parts[TILT], parts[AHEAD]
@@ -280,21 +280,12 @@ def bound_lengths(
 
 
 @inline
-def prune(
-    high: Ints,
-    start: Ints,
-    count: Ints,
-    table: Floats,
-    forward: Floats,
-    limit: float,
-    backward: Floats,
-    low_kept: Ints,
-    high_kept: Ints,
-) -> None:
+def prune(rows: Intervals, forward: Floats, limit: float, backward: Floats, low_kept: Ints, high_kept: Ints) -> None:
     """Shortest bounds from each live cell to the last one, and the intervals on paths within ``limit``.
 
     ``low_kept`` and ``high_kept`` get the range of ranks from which such an interval leads to each cell.
     """
+    high, start, count, table = rows
     n = high.size
     # the sums of a path add up in another order here: a cell within the limit must keep an interval to it
     loose = limit * (1.0 + 1e-14)
@@ -323,10 +314,7 @@ def prune(
 def bound_paths(
     cells: Floats,
     live: Ints,
-    high: Ints,
-    start: Ints,
-    count: Ints,
-    table: Floats,
+    rows: Intervals,
     slope: Floats,
     parts: Floats,
     penalty: float,
@@ -334,7 +322,7 @@ def bound_paths(
 ) -> tuple[float, bool, Flags, Flags, Ints, Ints]:
     """A lower bound on all paths through points of the live cells, and the cells on paths within ``limit``.
 
-    Takes what :func:`exact_lengths` returned, and overwrites ``table`` and ``slope``.
+    Takes what :func:`exact_lengths` returned, and overwrites the table and ``slope``.
 
     Returns:
         the shortest bound, whether a kept cell is wider than one value, keep and again as :func:`refine` takes them,
@@ -352,9 +340,9 @@ def bound_paths(
         if width[r] > 0.0:
             slope[r] = min(slope[r], penalty / width[r])
     forward, backward = np.empty(n), np.empty(n)
-    bound_lengths(lefts, about, high, start, count, parts, slope, penalty, table, forward)
+    bound_lengths(lefts, about, rows, parts, slope, penalty, forward)
     low_kept, high_kept = np.empty(n, np.int64), np.empty(n, np.int64)
-    prune(high, start, count, table, forward, limit, backward, low_kept, high_kept)
+    prune(rows, forward, limit, backward, low_kept, high_kept)
     keep, again = np.empty(n, np.bool_), np.empty(n, np.bool_)
     wide = False
     for r in range(n):
@@ -496,16 +484,7 @@ def exchange(short: Ints, long: Ints, steps: int) -> Ints:
 
 
 @inline
-def cheapest_path(
-    high: Ints,
-    start: Ints,
-    count: Ints,
-    table: Floats,
-    steps: int,
-    penalty: float,
-    value: Floats,
-    back: Ints,
-) -> tuple[Ints, float]:
+def cheapest_path(rows: Intervals, steps: int, penalty: float, value: Floats, back: Ints) -> tuple[Ints, float]:
     """The cheapest path of this many steps (fewer where more save nothing), and a price for which it is shortest.
 
     The cost is convex in the number of steps, so the price where a longer and a shorter path are equally
@@ -515,7 +494,7 @@ def cheapest_path(
     short = long = ranks = np.empty(0, np.int64)
     short_cost = long_cost = short_price = long_price = 0.0
     for turn in range(_MOST_TURNS):
-        ranks, cost = shortest_path(high, start, count, table, penalty, value, back)
+        ranks, cost = shortest_path(rows, penalty, value, back)
         taken = ranks.size - 1
         if taken == steps or (taken < steps and penalty == 0.0):
             # one more step saves at most the whole cost, so no higher price is needed; it would cost the bound digits
@@ -620,17 +599,17 @@ def search(
     # the cost of n intervals is near c / n^2, so one more saves about 2 c / n^3
     penalty = 2.0 * upper / intervals
     while True:
-        start, count, table, parts = exact_lengths(cells, live, lowest, highest, upper * (1.0 + _CLOSE))
+        rows, parts = exact_lengths(cells, live, lowest, highest, upper * (1.0 + _CLOSE))
         value, back = np.empty(live.size), np.empty(live.size, np.int64)
         # better levels at the left ends of the cells, and the price that makes them come out
         if live.size <= intervals + 1:
             penalty = 2.0 * upper / intervals
-            shortest_path(highest, start, count, table, penalty, value, back)
+            shortest_path(rows, penalty, value, back)
             path = np.arange(live.size)
         else:
             penalty = penalty if penalty != 0.0 else upper / intervals
-            path, penalty = cheapest_path(highest, start, count, table, intervals, penalty, value, back)
-        slope = slopes_of(cells, live, highest, start, count, table, parts[TILT], value, back)
+            path, penalty = cheapest_path(rows, intervals, penalty, value, back)
+        slope = slopes_of(cells, live, rows, parts[TILT], value, back)
         path = live[path]
         cost = path_cost(cells, path)
         if cost <= upper:
@@ -638,9 +617,7 @@ def search(
             found = _note(first, path, x.size - 1, places)
         total = penalty * intervals
         limit = upper * (1.0 + _CLOSE) + total
-        bound, wide, keep, again, low_kept, high_kept = bound_paths(
-            cells, live, highest, start, count, table, slope, parts, penalty, limit
-        )
+        bound, wide, keep, again, low_kept, high_kept = bound_paths(cells, live, rows, slope, parts, penalty, limit)
         lower = max(lower, bound - total)
         # every live cell may be one value; then the bounds have met up to rounding
         if lower >= upper * (1.0 - _CLOSE) or not wide:

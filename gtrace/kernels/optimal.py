@@ -64,14 +64,51 @@ ENDS, WIDE, KINK, RISE, FALL, INSIDE = range(6)
 ONE = np.uintp(1)
 
 
+class Ordered(NamedTuple):
+    """Sorted points between two end levels.
+
+    Attributes:
+        x: the points.
+        w: their weights, or empty.
+        nodes: float64[ceil(n / NODE), 6], see :func:`~gtrace.kernels.interval_sums.sum_nodes`.
+        weight: float64[nodes], see :func:`~gtrace.kernels.interval_sums.spread`.
+        low, high: the end levels.
+    """
+
+    x: Points
+    w: Floats
+    nodes: Floats
+    weight: Floats
+    low: float
+    high: float
+
+
+class Cells(NamedTuple):
+    """Cells of points, and those that can hold a level.
+
+    Attributes:
+        spans: float64[k, 6].
+        first: int64[k + 1], the first point of each cell, then the number of points.
+        live: int64[r], ascending numbers of the cells that can hold a level; the first and last are the ends.
+        low: int64[r], lowest rank that may precede each live cell.
+        high: int64[r], highest one.
+    """
+
+    spans: Floats
+    first: Ints
+    live: Ints
+    low: Ints
+    high: Ints
+
+
 class Intervals(NamedTuple):
-    """Between live cells, by rank, and what they cost; entry start[r] + t is the one from rank high[r] - t to rank r.
+    """Intervals between live cells, by rank; entry start[r] + t is the one from rank high[r] - t to rank r.
 
     Attributes:
         high: int64[r], highest rank that may precede each live cell.
         start: int64[r], where the row of each one starts in ``table``.
         count: int64[r], the lengths of the rows.
-        table: float64[entries].
+        table: float64[entries], their costs.
     """
 
     high: Ints
@@ -94,22 +131,16 @@ def path_cost(cells: Floats, path: Ints) -> float:
 
 
 @inline
-def exact_lengths(cells: Floats, live: Ints, low: Ints, high: Ints, limit: float) -> tuple[Intervals, Floats]:
-    """Costs between the left ends of live cells.
+def exact_lengths(own: Cells, limit: float) -> tuple[Intervals, Floats]:
+    """Costs between the left ends of live cells; intervals above ``limit`` are left out, and all longer ones with them.
 
     The cells between a level and the nearest one that may precede it move on with the rows. Their span is put together
     of two: from any cell up to some middle one, and from there on.
 
-    Args:
-        cells: float64[k, 6].
-        live: int64[r], ascending numbers of the cells that can hold a level; the first and last are the ends.
-        low: int64[r], lowest rank that may precede each live cell.
-        high: int64[r], highest one.
-        limit: intervals that cost more than this are left out, and all longer ones with them.
-
     Returns:
         the intervals, and float64[2, entries], UP and DOWN of the span between the two cells of each.
     """
+    cells, _, live, low, high = own
     start = np.empty(live.size, np.int64)
     entries = 0
     for r in range(live.size):
@@ -230,13 +261,7 @@ def slopes_of(cells: Floats, live: Ints, rows: Intervals, tilts: Floats, value: 
 
 @inline
 def bound_lengths(
-    lefts: Floats,
-    about: Floats,
-    rows: Intervals,
-    parts: Floats,
-    slope: Floats,
-    penalty: float,
-    forward: Floats,
+    lefts: Floats, about: Floats, rows: Intervals, parts: Floats, slope: Floats, penalty: float, forward: Floats
 ) -> None:
     """Lower bounds for any two points of two live cells, in the place of what :func:`exact_lengths` found.
 
@@ -263,7 +288,7 @@ def bound_lengths(
             i, j = np.uintp(first + t), np.uintp(q - t)
             gap, wide, near = left - ends[j], widths[j], kinks[j]
             tilt, ahead = tilts[i] - own, aheads[i] - slope[j]
-            # what lies in between costs no more than the whole without the cell that it leaves
+            # what lies in between is the whole without the cell that it leaves
             least = table[i] - (aheads[i] * wide + gap * rises[j] + costs[j])
             mass = (tilts[i] + aheads[i]) / gap
             # the level in the later cell at its mean, and at its right end
@@ -312,13 +337,7 @@ def prune(rows: Intervals, forward: Floats, limit: float, backward: Floats, low_
 
 @inline
 def bound_paths(
-    cells: Floats,
-    live: Ints,
-    rows: Intervals,
-    slope: Floats,
-    parts: Floats,
-    penalty: float,
-    limit: float,
+    own: Cells, rows: Intervals, slope: Floats, parts: Floats, penalty: float, limit: float
 ) -> tuple[float, bool, Flags, Flags, Ints, Ints]:
     """A lower bound on all paths through points of the live cells, and the cells on paths within ``limit``.
 
@@ -328,6 +347,7 @@ def bound_paths(
         the shortest bound, whether a kept cell is wider than one value, keep and again as :func:`refine` takes them,
         low_kept and high_kept as :func:`prune` gives them.
     """
+    cells, live = own.spans, own.live
     n = live.size
     lefts, about = np.empty(n), np.empty((6, n))
     width = about[WIDE]
@@ -354,35 +374,19 @@ def bound_paths(
 
 
 @inline
-def refine(
-    x: Points,
-    w: Floats,
-    nodes: Floats,
-    cells: Floats,
-    first: Ints,
-    live: Ints,
-    keep: Flags,
-    again: Flags,
-    low: Ints,
-    high: Ints,
-) -> tuple[Floats, Ints, Ints, Ints, Ints]:
+def refine(points: Ordered, old: Cells, keep: Flags, again: Flags, low: Ints, high: Ints) -> Cells:
     """Split the kept cells into up to CHILDREN each, and merge the cells between them.
 
     Args:
-        x: sorted points.
-        w: their weights, or empty.
-        nodes: float64[ceil(n / NODE), 6].
-        cells: float64[k, 6].
-        first: int64[k + 1], the first point of each cell, then the number of points.
-        live: int64[r].
+        points: the points.
+        old: cells.
         keep: bool[r], which live cells remain.
         again: bool[r], cells that may hold two levels.
         low: int64[r], ranks of kept cells: the lowest that may precede each one.
         high: int64[r], the highest one.
-
-    Returns:
-        cells, first, live, low and high of the finer cells.
     """
+    x, w, nodes = points.x, points.w, points.nodes
+    cells, first, live = old.spans, old.first, old.live
     k = cells.shape[0]
     kept = 0
     for r in range(live.size):
@@ -443,7 +447,7 @@ def refine(
         for j in range(born[r], born[r + 1]):
             new_low[j] = born[low[r]]
             new_high[j] = j - 1 if again[r] and j > born[r] else born[high[r] + 1] - 1
-    return new_cells[:n].copy(), new_first[: n + 1].copy(), new_live[:m].copy(), new_low, new_high
+    return Cells(new_cells[:n].copy(), new_first[: n + 1].copy(), new_live[:m].copy(), new_low, new_high)
 
 
 @inline
@@ -524,8 +528,9 @@ def cheapest_path(rows: Intervals, steps: int, penalty: float, value: Floats, ba
 
 
 @inline
-def first_points(x: Points, w: Floats, nodes: Floats, weight: Floats, low: float, high: float, want: int) -> Ints:
+def first_points(points: Ordered, want: int) -> Ints:
     """The first point of about ``want`` cells, then the number of points; the end levels have cells of their own."""
+    x, w, _, weight, low, high = points
     start, stop = inner(x, low, high)
     cuts = np.empty(2 * want, np.int64)
     share, count = 0.0, cuts.size + 1
@@ -553,15 +558,13 @@ def first_points(x: Points, w: Floats, nodes: Floats, weight: Floats, low: float
 
 
 @inline
-def divide(
-    x: Points, w: Floats, nodes: Floats, weight: Floats, low: float, high: float, want: int
-) -> tuple[Ints, Floats, Ints, Ints, Ints]:
-    """About ``want`` first cells, all live: first, cells, live, low and high as :func:`refine` gives them."""
-    first = first_points(x, w, nodes, weight, low, high, want)
+def divide(points: Ordered, want: int) -> Cells:
+    """About ``want`` first cells, all live."""
+    first = first_points(points, want)
     cells = np.empty((first.size - 1, COLUMNS))
-    first_cells(x, w, nodes, first, low, high, cells)
+    first_cells(points.x, points.w, points.nodes, first, points.low, points.high, cells)
     live = np.arange(cells.shape[0])
-    return first, cells, live, np.zeros(live.size, np.int64), np.maximum(live - 1, 0)
+    return Cells(cells, first, live, np.zeros(live.size, np.int64), np.maximum(live - 1, 0))
 
 
 @inline
@@ -573,56 +576,46 @@ def _note(first: Ints, path: Ints, last: int, places: Ints) -> int:
 
 
 @inline
-def search(
-    x: Points,
-    w: Floats,
-    nodes: Floats,
-    weight: Floats,
-    low: float,
-    high: float,
-    s: int,
-    per_level: int,
-    places: Ints,
-) -> tuple[int, float, float]:
+def search(points: Ordered, s: int, per_level: int, places: Ints) -> tuple[int, float, float]:
     """The search for ``s`` levels; see :func:`search_sets`, which calls it.
 
     Returns:
         how many ``places`` it wrote, what the levels cost, and a bound on the cost of any levels.
     """
-    intervals = s - 1
-    first, cells, live, lowest, highest = divide(x, w, nodes, weight, low, high, per_level * s)
-    path = _evenly(live.size - 1, s)
-    upper, lower = path_cost(cells, path), 0.0
-    found = _note(first, path, x.size - 1, places)
+    intervals, last = s - 1, points.x.size - 1
+    own = divide(points, per_level * s)
+    path = _evenly(own.live.size - 1, s)
+    upper, lower = path_cost(own.spans, path), 0.0
+    found = _note(own.first, path, last, places)
     if intervals == 1:
         return found, upper, upper
     # the cost of n intervals is near c / n^2, so one more saves about 2 c / n^3
     penalty = 2.0 * upper / intervals
     while True:
-        rows, parts = exact_lengths(cells, live, lowest, highest, upper * (1.0 + _CLOSE))
-        value, back = np.empty(live.size), np.empty(live.size, np.int64)
+        rows, parts = exact_lengths(own, upper * (1.0 + _CLOSE))
+        value, back = np.empty(own.live.size), np.empty(own.live.size, np.int64)
         # better levels at the left ends of the cells, and the price that makes them come out
-        if live.size <= intervals + 1:
+        if own.live.size <= intervals + 1:
             penalty = 2.0 * upper / intervals
             shortest_path(rows, penalty, value, back)
-            path = np.arange(live.size)
+            path = np.arange(own.live.size)
         else:
             penalty = penalty if penalty != 0.0 else upper / intervals
             path, penalty = cheapest_path(rows, intervals, penalty, value, back)
-        slope = slopes_of(cells, live, rows, parts[TILT], value, back)
-        path = live[path]
-        cost = path_cost(cells, path)
+        slope = slopes_of(own.spans, own.live, rows, parts[TILT], value, back)
+        path = own.live[path]
+        cost = path_cost(own.spans, path)
         if cost <= upper:
             upper = cost
-            found = _note(first, path, x.size - 1, places)
+            found = _note(own.first, path, last, places)
         total = penalty * intervals
         limit = upper * (1.0 + _CLOSE) + total
-        bound, wide, keep, again, low_kept, high_kept = bound_paths(cells, live, rows, slope, parts, penalty, limit)
+        bound, wide, keep, again, low_kept, high_kept = bound_paths(own, rows, slope, parts, penalty, limit)
         lower = max(lower, bound - total)
         # every live cell may be one value; then the bounds have met up to rounding
         if lower >= upper * (1.0 - _CLOSE) or not wide:
             return found, upper, lower
-        cells, first, live, lowest, highest = refine(x, w, nodes, cells, first, live, keep, again, low_kept, high_kept)
+        own = refine(points, own, keep, again, low_kept, high_kept)
 
 
 @jit
@@ -655,8 +648,8 @@ def search_sets(
     sum_nodes(x, w, nodes)
     weight = np.empty(nodes.shape[0])
     spread(x, nodes, weight)
-    at = 0
+    points, at = Ordered(x, w, nodes, weight, low, high), 0
     for c in range(counts.size):
         s = counts[c]
-        found[c], costs[c, 0], costs[c, 1] = search(x, w, nodes, weight, low, high, s, per_level, places[at : at + s])
+        found[c], costs[c, 0], costs[c, 1] = search(points, s, per_level, places[at : at + s])
         at += s

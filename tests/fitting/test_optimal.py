@@ -273,16 +273,16 @@ def test_bounds_hold_for_all_points_of_two_cells(seed):
     interval_sums.sum_nodes(x, w, nodes)
     spread = np.empty(2)
     interval_sums.spread(x, nodes, spread)
-    first, cells, live, lowest, _ = kernels.divide(x, w, nodes, spread, x[0] - 0.1, x[-1], 20)
-    highest = np.array([0, *(random.integers(0, r) for r in live[1:])])
-    rows, parts = kernels.exact_lengths(cells, live, lowest, highest, np.inf)
-    _, start, count, table = rows
+    own = kernels.divide(kernels.Ordered(x, w, nodes, spread, x[0] - 0.1, x[-1]), 20)
+    cells, first, live, *_ = own = own._replace(high=np.array([0, *(random.integers(0, r) for r in own.live[1:])]))
+    rows, parts = kernels.exact_lengths(own, np.inf)
+    highest, start, count, table = rows
     bounds, price = table.copy(), 1000.0
     # near those of some intervals, so that levels between the ends of their cells count
     some = start + (random.random(live.size) * count).astype(int)
     slope = parts[kernels.TILT][some] * random.uniform(0.8, 1.4, live.size)
     slope[0] = 0.5
-    kernels.bound_paths(cells, live, rows._replace(table=bounds), slope, parts, price, np.inf)
+    kernels.bound_paths(own, rows._replace(table=bounds), slope, parts, price, np.inf)
     points = [x[a:b] if a < b else cells[c, :1] for c, (a, b) in enumerate(itertools.pairwise(first))]
 
     def cost(y, z):

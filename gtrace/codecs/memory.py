@@ -10,6 +10,7 @@ import numpy as np
 from gtrace.buckets import as_values, bucket_scales
 from gtrace.codecs.base import parameter
 from gtrace.codecs.parts import Memory
+from gtrace.errors import UsageError
 from gtrace.kernels.elementwise import add_scaled
 
 if TYPE_CHECKING:
@@ -24,9 +25,16 @@ UNITS = "the residual is kept in gradient units; the papers' holds steps, the sa
 
 
 def saturating(x: ArrayLike, y: ArrayLike, scale_x: float = 1.0, scale_y: float = 1.0) -> Values:
-    """scale_x x + scale_y y in float32, float32[n]; an overflow becomes the largest finite number."""
-    out = np.empty(np.size(x), np.float32)
-    add_scaled(as_values(x), as_values(y), np.float32(scale_x), np.float32(scale_y), out)
+    """scale_x x + scale_y y in float32, float32[n]; an overflow becomes the largest finite number.
+
+    Raises:
+        UsageError: they differ in size.
+    """
+    a, b = as_values(x), as_values(y)
+    if a.size != b.size:
+        raise UsageError(f"a gradient has {a.size} values, and what is remembered of it {b.size}")
+    out = np.empty_like(a)
+    add_scaled(a, b, np.float32(scale_x), np.float32(scale_y), out)
     return out
 
 

@@ -5,7 +5,9 @@ import pytest
 from helpers_codecs import body, encode_sparse, gradients, largest, once, played, walk
 
 import gtrace
+from gtrace.codecs.memory import saturating
 from gtrace.coding.sparse import encode_positions
+from gtrace.errors import UsageError
 
 
 def only(x, chosen):
@@ -128,3 +130,15 @@ def test_what_memories_send():
     assert body(gtrace.codec("dropping:ratio=0.5"), one) == encode_sparse([7], [1.0], 100)
     # A position and its sign cost one number.
     assert body(gtrace.codec("adacomp"), pair) == np.float32(2).tobytes() + encode_positions([6, 1401], 2000)
+
+
+def test_sums_are_rounded_like_numpy_and_stop_at_the_largest_number():
+    rng, most = np.random.default_rng(4), np.finfo(np.float32).max
+    x, y = (rng.standard_normal(1000) * 10.0 ** rng.integers(-44, 39, 1000) for _ in range(2))
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    with np.errstate(over="ignore"):
+        wanted = np.clip(x * np.float32(0.7) - y * np.float32(9.0), -most, most)
+    assert (abs(wanted) == most).any()
+    assert saturating(x, y, 0.7, -9.0).tolist() == wanted.tolist()
+    with pytest.raises(UsageError, match="1000 values, and what is remembered of it 999"):
+        saturating(x, y[1:])

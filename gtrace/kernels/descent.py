@@ -337,7 +337,7 @@ def _priced(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> bool
     """
     ahead = 1 if mirrored else 0
     n, steps = points.size + ahead, chosen.size - 1 + ahead
-    # The place 0 of a mirrored grid is no level; up to the first one, it costs what twice that level's area does.
+    # A mirrored grid has no level at 0; the cell from there to its first level costs twice the level by its area.
     at, area, fine = np.zeros(n), np.zeros(n), np.zeros(n)
     at[ahead:], area[ahead:] = points, areas
     for j in range(1, n):

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from gtrace.trace.format import Beat, ColumnType, Record, StreamSink, TraceSink
 
-#: dtype -> its name, which numpy makes anew each time
+#: dtype -> its name; numpy makes one each time it is asked
 _name_of: Callable[[np.dtype[Any]], str] = functools.cache(operator.attrgetter("name"))
 #: Limit on the bytes of unfinished chunks that a writer holds; tensors beyond it get chunks of one
 #: row.

@@ -513,10 +513,11 @@ def cheapest_path(rows: Intervals, steps: int, penalty: float, value: Floats, ba
             long, long_cost, long_price = ranks, cost, penalty
         if short.size and long.size:
             penalty = _crossing(short, short_cost, long, long_cost)
-            middle = np.sqrt(short_price * long_price)
-            if turn % 2 and long_price < middle < short_price:
-                # where the cost falls by powers of ten per step the crossings creep
-                penalty = middle
+            # where the cost falls by powers of ten per step the crossings creep
+            part = 0.5 if turn % 4 == 3 else (steps + 1 - short.size) / (long.size - short.size)
+            guess = short_price * (long_price / short_price) ** part
+            if turn % 2 and long_price < guess < short_price:
+                penalty = guess
         elif turn < _MOST_TURNS // 4:
             # the cost of n steps is near c / n^2 and the price near 1 / n^3, or far steeper in heavy tails
             penalty *= (taken / steps) ** np.float64(3 * 2 ** min(turn // 2, 5))

@@ -514,7 +514,7 @@ class SketchSet:
         """The sketch of one tensor; a change to its arrays changes these."""
         if place not in self._known:
             own = slice(*self.starts[place : place + 2])
-            counted = {name: self.counts[place, k].item() for name, k in _COLUMNS.items()}
+            counted = dict(zip(COUNTED, self.counts[place].tolist(), strict=True))
             whole = {name: int(value) for name, value in counted.items() if not COUNTED[name] and value.is_integer()}
             moments = self.moments[place] if self.moments else None
             sketch = MomentSketch(

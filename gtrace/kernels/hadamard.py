@@ -9,12 +9,12 @@ import numpy as np
 
 from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.counter import MASK32, mix, words
+from gtrace.kernels.norms import FLOAT32_MAX
 
 if TYPE_CHECKING:
     from gtrace.kernels import Floats, Singles
 
 _S31 = np.uint64(31)
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @inline

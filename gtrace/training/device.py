@@ -19,6 +19,7 @@ from gtrace.buckets import bucket_scales as host_scales
 from gtrace.codecs import Codec, Composed, level_grid
 from gtrace.codecs.base import checked_values
 from gtrace.coding import check_symbol, checked_fixed, width_for
+from gtrace.kernels.norms import BLOCK, FLOAT32_MAX, LANES
 from gtrace.training import torch_kernels
 
 if TYPE_CHECKING:
@@ -37,11 +38,8 @@ DEVICES = frozenset({"cuda"})
 #: methods that a codec must not override
 _ENGINE = ("encode", "decode", "write", "read", "update", "aggregate")
 
-#: lanes and blocks of the host kernel's sums, for the bound on how far its rounding can be from ours
-_LANES, _BLOCK = 64, 1 << 20
 #: safety factor on the rounding errors of both sums and of the bound itself
 _SLACK = 4.0
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @cache
@@ -158,7 +156,7 @@ def bucket_scales(x: torch.Tensor, norm: str, bucket: int) -> NDArray[np.float32
     sums = kernels.sums(x, bucket, square=norm == "l2").cpu().numpy()
     slack = _SLACK * 2.0**-53 * sum_depth(min(bucket, n))
     ends = sums * np.array([[1 - slack], [1 + slack]])
-    low, high = np.minimum(np.sqrt(ends) if norm == "l2" else ends, _FLOAT32_MAX).astype(np.float32)
+    low, high = np.minimum(np.sqrt(ends) if norm == "l2" else ends, FLOAT32_MAX).astype(np.float32)
     for b in np.flatnonzero((low != high) & np.isfinite(sums)):
         low[b] = host_scales(x[b * bucket : (b + 1) * bucket].cpu().numpy(), norm, None)[0]
     return np.where(np.isfinite(sums), low, np.float32(np.nan))
@@ -169,7 +167,7 @@ def sum_depth(size: int) -> int:
 
     A sum of terms that are not negative is off by less than that many roundings of 2^-53 each.
     """
-    host = -(-min(size, _BLOCK) // _LANES) + _LANES + -(-size // _BLOCK)
+    host = -(-min(size, BLOCK) // LANES) + LANES + -(-size // BLOCK)
     return host + min(size, torch_kernels.WIDTH) + 3 * -(-size // torch_kernels.WIDTH)
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
     "files": 265,
-    "lines": 79_228,
+    "lines": 79_227,
     "functions of one statement": 1_235,
     "of these below 100 lines, codecs and commands aside": 1,
     "functions above 8 parameters outside kernels": 0,

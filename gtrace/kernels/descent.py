@@ -338,11 +338,10 @@ def _priced(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> bool
     ahead = 1 if mirrored else 0
     n, steps = points.size + ahead, chosen.size - 1 + ahead
     # A mirrored grid has no level at 0; the cell from there to its first level costs twice the level by its area.
-    at, area, fine = np.zeros(n), np.zeros(n), np.zeros(n)
+    at, area, fine, none = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
     at[ahead:], area[ahead:] = points, areas
     for j in range(1, n):
-        own = 2.0 * at[1] * area[1] if mirrored and j == 1 else (at[j] - at[j - 1]) * (area[j] + area[j - 1])
-        fine[j] = fine[j - 1] + own
+        fine[j] = fine[j - 1] + _cell(at, area, none, mirrored, j - 1, j)
     limit, i = 0.0, 0
     for t in range(1, steps + 1):
         j = t * (n - 1) // steps
@@ -369,7 +368,7 @@ def _priced(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> bool
 
 @inline
 def _cell(at: Floats, area: Floats, fine: Floats, mirrored: bool, i: int, j: int) -> float:
-    """The price of the cell from candidate i to j, see :func:`_priced`."""
+    """The price of the cell from candidate i to j: what it costs more than ``fine`` says; see :func:`_priced`."""
     whole = 2.0 * at[j] * area[j] if mirrored and i == 0 else (at[j] - at[i]) * (area[i] + area[j])
     return max(0.0, whole - (fine[j] - fine[i]))
 

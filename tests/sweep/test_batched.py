@@ -10,7 +10,7 @@ from helpers_sweep import rows_of
 import gtrace
 from gtrace.codecs import expecting
 from gtrace.codecs.level_sets import judged_together
-from gtrace.sweep import replay
+from gtrace.sweep import engine, replay
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import Job, Settings
 from gtrace.sweep.replay import Replay, batches
@@ -91,6 +91,17 @@ def test_small_tensors_go_together_while_they_want_the_same(trace, tmp_path):
     path, specs = tmp_path / "a.db", ["alq:bits=3", "ef:qsgd", "topk"]
     gtrace.run_sweep(found, specs[:1], tensors=["w[135]"], steps=[0, 3], output=path, jobs=1)
     assert rows_of(gtrace.run_sweep(found, specs, output=path, jobs=2)) == rows_of(gtrace.run_sweep(found, specs))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_before_there_are_workers_one_small_tensor_loads_the_kernels(jobs, monkeypatch):
+    seen = []
+    spread = engine.spread
+    monkeypatch.setattr(engine, "spread", lambda tasks, *rest: (seen.append(list(tasks)), spread(tasks, *rest))[1])
+    rng = np.random.default_rng(2)
+    found = Trace.from_arrays({f"w{k}": {0: rng.standard_normal(3 if k else 40000)} for k in range(6)})
+    gtrace.run_sweep(found, ["qsgd"], jobs=jobs)
+    assert [len(batch) for batch in seen[0]] == ([1, 5] if jobs == 1 else [1, 4, 1])
 
 
 def test_jobs_settings_and_blocks_travel_between_processes(trace):

@@ -132,7 +132,7 @@ def certified_levels(
     Returns:
         the levels (as :func:`optimal_levels` with method "exact"), their objective, recomputed from
         the values, and a lower bound on the objective of any s levels with these ends. The bound is
-        at most 1.1e-10 of the objective below it, rounding included.
+        at most 6e-10 of the objective below it, rounding included.
 
     Raises:
         UsageError: as for :func:`optimal_levels`.
@@ -422,7 +422,8 @@ def _search(points: Points, counts: Ints) -> dict[int, Solution]:
     x, low, high, exponent = _scaled(points.x, points.low, points.high)
     w, weight_exponent = _scaled_weights(points.w)
     places, sizes, costs = np.empty(counts.sum(), np.int64), np.empty_like(counts), np.empty((counts.size, 2))
-    _kernels.search_sets(x, w, low, high, counts, _kernels.CELLS_PER_LEVEL, places, sizes, costs)
+    few, per_level = _kernels.FEW, _kernels.CELLS_PER_LEVEL
+    _kernels.search_sets(x, w, low, high, counts, few, per_level, places, sizes, costs)
     bounds = costs.min(axis=1) * (1 - _ROUNDING)
     if exponent or weight_exponent:
         with np.errstate(over="ignore"):

@@ -40,12 +40,12 @@ _SCATTER = np.uint32(0x9E3779B1)
 
 
 @inline
-def divisors(g: Singles, out: Floats) -> int:
-    """|g| into ``out``, infinite where g is zero, so that a relative error there is 0; number of others."""
+def reciprocals(g: Singles, out: Floats) -> int:
+    """1 / |g| into ``out``, 0 where g is zero, so that a relative error there is 0; number of others."""
     alive = 0
     for i in range(g.size):
         a = abs(np.float64(g[i]))
-        out[i] = a if a != 0.0 else np.inf
+        out[i] = 1.0 / a if a != 0.0 else 0.0
         alive += np.int64(a != 0.0)
     return alive
 
@@ -54,7 +54,7 @@ def divisors(g: Singles, out: Floats) -> int:
 def add_sums(g: Singles, q: Singles, d: Floats, w: Floats, lanes: Floats) -> None:
     """Add the first sums of values to their lanes, float64[LANED LANES], those of each sum together.
 
-    The first value belongs to the first lane. ``d`` is from :func:`divisors`; ``w`` has weights, or none.
+    The first value belongs to the first lane. ``d`` is from :func:`reciprocals`; ``w`` has weights, or none.
     """
     whole = g.size // _STEP * _STEP
     for p in range(0, whole, _STEP):
@@ -67,7 +67,7 @@ def add_sums(g: Singles, q: Singles, d: Floats, w: Floats, lanes: Floats) -> Non
                 error = abs(b - a)
                 e2 += error * error
                 e1 += error
-                er += error / db[j * LANES + k]
+                er += error * db[j * LANES + k]
                 gq += a * b
                 qq += b * b
                 q1 += abs(b)
@@ -80,7 +80,7 @@ def add_sums(g: Singles, q: Singles, d: Floats, w: Floats, lanes: Floats) -> Non
             error = abs(b - a)
             lanes[k] += error * error
             lanes[LANES + k] += error
-            lanes[2 * LANES + k] += error / db[k]
+            lanes[2 * LANES + k] += error * db[k]
             lanes[3 * LANES + k] += a * b
             lanes[4 * LANES + k] += b * b
             lanes[5 * LANES + k] += abs(b)
@@ -115,7 +115,7 @@ def compare(g: Singles, q: Singles, w: Floats, out: Floats) -> None:
     out[:] = 0.0
     for p in range(0, g.size, CHUNK):
         gb, qb = g[p : p + CHUNK], q[p : p + CHUNK]
-        out[ALIVE] += divisors(gb, d)
+        out[ALIVE] += reciprocals(gb, d)
         add_sums(gb, qb, d, w[p : p + CHUNK], lanes)
         zeros = 0
         for i in range(qb.size):

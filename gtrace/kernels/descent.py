@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels.optimal import Intervals, cheapest_path
+from gtrace.kernels.optimal import Intervals, best_before, cheapest_path, trace
 from gtrace.kernels.sketching import hinge
 
 if TYPE_CHECKING:
@@ -275,57 +275,6 @@ def sweep(table: Floats, zeros: float, levels: Floats, mirrored: bool) -> float:
 
 
 @inline
-def best_before(points: Floats, areas: Floats, mirrored: bool, m: int) -> NDArray[np.int32]:
-    """int32[m, n]: the best point before each one, in a grid of 1 to m levels that ends there; see :func:`choose`.
-
-    A cell costs (b - a)(B(a) + B(b)) up to a sum that telescopes. That cost is Monge, so the best predecessor of a
-    point rises with the point and with the number of levels. Points far apart come first in each layer, then those
-    between them: a layer takes O(n log n), and later ones less.
-    """
-    n = points.size
-    came = np.zeros((m, n), np.int32)
-    cost, following = np.full(n, np.inf), np.empty(n)
-    for j in range(n if mirrored else 1):
-        cost[j] = 2.0 * points[j] * areas[j] if mirrored else 0.0
-    for k in range(1, m):
-        following[:] = np.inf
-        step = 1
-        while step * k * k * 4 < n:
-            step *= 2
-        widest = step
-        while step > 0:
-            # the first pass visits every ``step``-th point from the right, each further one those in between
-            stride = step if step == widest else 2 * step
-            j = k - 1 + step + (n - k - step) // stride * stride
-            while j >= k:
-                low = max(k - 1, int(came[k - 1, j]))
-                if j - step >= k and step < widest:
-                    low = max(low, int(came[k, j - step]))
-                high = min(j - 1, int(came[k, j + step])) if j + step < n else j - 1
-                best, where, point, area = np.inf, np.uintp(k - 1), points[j], areas[j]
-                # Unsigned places spare the check for negative ones.
-                for i in range(np.uintp(low), np.uintp(high + 1)):
-                    value = cost[i] + (point - points[i]) * (areas[i] + area)
-                    where = i if value < best else where
-                    best = min(value, best)
-                following[j] = best
-                came[k, j] = where
-                j -= stride
-            step //= 2
-        cost, following = following, cost
-    return came
-
-
-@inline
-def _trace(came: NDArray[np.int32], chosen: Ints) -> None:
-    """The best grid of as many levels as ``chosen`` has room for."""
-    j = came.shape[1] - 1
-    for k in range(chosen.size - 1, -1, -1):
-        chosen[k] = j
-        j = came[k, j]
-
-
-@inline
 def _priced(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> bool:
     """The best grid for a price per level that makes it one of as many levels as ``chosen`` has room for.
 
@@ -385,7 +334,7 @@ def choose(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> None:
 
     """
     if chosen.size <= LAYERS or not _priced(points, areas, mirrored, chosen):
-        _trace(best_before(points, areas, mirrored, chosen.size), chosen)
+        trace(best_before(points, areas, mirrored, chosen.size), chosen)
 
 
 @jit
@@ -695,7 +644,7 @@ def fit_sets(
             sizes[c] = min(counts[c], points.size)
             chosen = np.empty(sizes[c], np.int64)
             if sizes[c] <= came.shape[0]:
-                _trace(came, chosen)
+                trace(came, chosen)
             else:
                 choose(points, areas, mirrored, chosen)
             for j in range(sizes[c]):

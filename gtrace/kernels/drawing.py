@@ -26,8 +26,8 @@ from gtrace.kernels.compare import (
     ZEROS,
     add_error,
     add_sums,
-    divisors,
     fold,
+    reciprocals,
     sort_pairs,
     spread,
 )
@@ -300,7 +300,7 @@ def draw_levels(
             u[i] = uniform(np.uint64(start + p) + np.uint64(i), add, flip, last)
         fractions(x[p : max(p, rounded)], scales, bucket, p, r, magnitudes)
         gb, qb, db, wb = g[p:stop], q[: stop - p], d[: stop - p], weights[p:stop]
-        alive = divisors(gb, db)
+        alive = reciprocals(gb, db)
         for c in range(codecs):
             own, first, base = levels[places[c] : places[c + 1]], places[c] + PADDING * c, 2 * places[c]
             symbols = 2 * own.size - 1 + rules[c, MIRRORED]

@@ -39,9 +39,12 @@ from gtrace.kernels.interval_sums import (
     store,
     sum_nodes,
     sum_points,
+    total_cost,
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from gtrace.kernels import Flags, Floats, Ints
     from gtrace.kernels.interval_sums import Points
 
@@ -57,6 +60,10 @@ _MOST_SHARES = 64
 _CLOSE = 1e-12
 #: two path lengths this close are equal
 _SAME = 1e-14
+#: most points that dynamic programming is tried with, and most points times levels
+FEW, _PLACES = 1024, 1 << 15
+#: what its rounding may hide of a cost: in a path of s levels half an ulp of its sums s + ``_ROUNDED`` times
+_ROUNDED, _HALF_ULP, _LOOSE = 8, 2.0**-53, 5e-10
 #: an interval's parts, see :func:`exact_lengths`
 TILT, AHEAD = range(2)
 #: what :func:`bound_lengths` needs of a cell
@@ -577,6 +584,85 @@ def _note(first: Ints, path: Ints, last: int, places: Ints) -> int:
 
 
 @inline
+def best_before(points: Floats, areas: Floats, mirrored: bool, m: int) -> NDArray[np.int32]:
+    """int32[m, n]: the best point before each one, in a grid of 1 to m levels that ends there.
+
+    See :func:`gtrace.kernels.descent.choose`. A cell costs (b - a)(B(a) + B(b)) up to a sum that telescopes. That cost is Monge, so the best predecessor of a
+    point rises with the point and with the number of levels. Points far apart come first in each layer, then those
+    between them: a layer takes O(n log n), and later ones less.
+    """
+    n = points.size
+    came = np.zeros((m, n), np.int32)
+    cost, following = np.full(n, np.inf), np.empty(n)
+    for j in range(n if mirrored else 1):
+        cost[j] = 2.0 * points[j] * areas[j] if mirrored else 0.0
+    for k in range(1, m):
+        following[:] = np.inf
+        step = 1
+        while step * k * k * 4 < n:
+            step *= 2
+        widest = step
+        while step > 0:
+            # the first pass visits every ``step``-th point from the right, each further one those in between
+            stride = step if step == widest else 2 * step
+            j = k - 1 + step + (n - k - step) // stride * stride
+            while j >= k:
+                low = max(k - 1, int(came[k - 1, j]))
+                if j - step >= k and step < widest:
+                    low = max(low, int(came[k, j - step]))
+                high = min(j - 1, int(came[k, j + step])) if j + step < n else j - 1
+                best, where, point, area = np.inf, np.uintp(k - 1), points[j], areas[j]
+                # Unsigned places spare the check for negative ones.
+                for i in range(np.uintp(low), np.uintp(high + 1)):
+                    value = cost[i] + (point - points[i]) * (areas[i] + area)
+                    where = i if value < best else where
+                    best = min(value, best)
+                following[j] = best
+                came[k, j] = where
+                j -= stride
+            step //= 2
+        cost, following = following, cost
+    return came
+
+
+@inline
+def trace(came: NDArray[np.int32], chosen: Ints) -> None:
+    """The best grid of as many levels as ``chosen`` has room for."""
+    j = came.shape[1] - 1
+    for k in range(chosen.size - 1, -1, -1):
+        chosen[k] = j
+        j = came[k, j]
+
+
+@inline
+def _add(total: float, lost: float, value: float) -> tuple[float, float]:
+    """A sum and what rounding has lost of it so far, which the next value makes up for (Kahan)."""
+    value -= lost
+    after = total + value
+    return after, (after - total) - value
+
+
+@inline
+def _layers(points: Ordered, most: int) -> tuple[NDArray[np.int32], float]:
+    """:func:`best_before` among all points with the end levels, and twice what it sums up at most; ``most`` may be 0."""
+    if not most:
+        return np.empty((0, 0), np.int32), 0.0
+    x, w, _, _, low, high = points
+    n = x.size
+    at, areas = np.empty(n + 2), np.empty(n + 2)
+    at[0], at[n + 1], areas[n + 1] = low, high, 0.0
+    above = above_lost = area = area_lost = 0.0
+    # What lies above each point, as magnitudes crowd at 0: sums from there on would be far above what levels cost.
+    for i in range(n, -1, -1):
+        at[i] = np.float64(x[i - 1]) if i else low
+        area, area_lost = _add(area, area_lost, above * (at[i + 1] - at[i]))
+        areas[i] = area
+        if i:
+            above, above_lost = _add(above, above_lost, w[i - 1] if w.size else 1.0)
+    return best_before(at, areas, False, most), 2.0 * (high - low) * area
+
+
+@inline
 def search(points: Ordered, s: int, per_level: int, places: Ints) -> tuple[int, float, float]:
     """The search for ``s`` levels; see :func:`search_sets`, which calls it.
 
@@ -626,12 +712,15 @@ def search_sets(
     low: float,
     high: float,
     counts: Ints,
+    few: int,
     per_level: int,
     places: Ints,
     found: Ints,
     costs: Floats,
 ) -> None:
-    """Refine until the bounds meet, for each number of levels.
+    """Dynamic programming over few points, and else :func:`search`, for each number of levels.
+
+    What rounding may hide decides: with sums far above the cost, the search takes over.
 
     Args:
         x: sorted points, more distinct ones than levels.
@@ -639,7 +728,8 @@ def search_sets(
         low: the first level.
         high: the last level.
         counts: int64[c], numbers of levels.
-        per_level: first cells per level.
+        few: most points that dynamic programming is tried with.
+        per_level: first cells per level of the search.
         places: int64[sum of counts], overwritten: the points that are the levels of each set, the sets laid end to
             end. Those of the ends mean nothing.
         found: int64[c], overwritten: how many levels each set has.
@@ -650,7 +740,24 @@ def search_sets(
     weight = np.empty(nodes.shape[0])
     spread(x, nodes, weight)
     points, at = Ordered(x, w, nodes, weight, low, high), 0
+    most = 0
+    for s in counts:
+        most = max(most, s) if x.size <= few and x.size * s <= _PLACES else most
+    came, sums = _layers(points, most)
+    levels = np.empty(most)
     for c in range(counts.size):
         s = counts[c]
-        found[c], costs[c, 0], costs[c, 1] = search(points, s, per_level, places[at : at + s])
+        own = places[at : at + s]
         at += s
+        if s <= came.shape[0]:
+            trace(came, own)
+            for t in range(s):
+                own[t] = min(max(own[t] - 1, 0), x.size - 1)
+                levels[t] = x[own[t]]
+            levels[0], levels[s - 1] = low, high
+            cost = total_cost(x, w, levels[:s])
+            lost = (s + _ROUNDED) * _HALF_ULP * sums
+            if lost <= _LOOSE * cost:
+                found[c], costs[c, 0], costs[c, 1] = s, cost, cost - lost
+                continue
+        found[c], costs[c, 0], costs[c, 1] = search(points, s, per_level, own)

@@ -5,7 +5,7 @@ import pytest
 
 from gtrace.fitting.laws import SketchLaw
 from gtrace.fitting.levels import gradient_descent
-from gtrace.kernels import descent, interval_sums
+from gtrace.kernels import descent, interval_sums, optimal
 from gtrace.sketch import MomentSketch
 
 
@@ -99,7 +99,7 @@ def test_the_best_points_before_each_are_those_of_a_plain_program(mirrored, size
     cost = 2.0 * points * areas if mirrored else np.where(np.arange(n) > 0, np.inf, 0.0)
     steps = (points[:, None] - points) * (areas + areas[:, None])
     steps[np.triu_indices(n)] = np.inf
-    came = descent.best_before(points, areas, mirrored, m)
+    came = optimal.best_before(points, areas, mirrored, m)
     for k in range(1, m):
         total = cost + steps
         assert came[k, k:].tolist() == total[k:].argmin(axis=1).tolist()

@@ -64,6 +64,8 @@ _SAME = 1e-14
 FEW, _PLACES = 1024, 1 << 15
 #: what its rounding may hide of a cost: in a path of s levels half an ulp of its sums s + ``_ROUNDED`` times
 _ROUNDED, _HALF_ULP, _LOOSE = 8, 2.0**-53, 5e-10
+#: where fewer points may come before one, this many are tried: the processor then guesses right how many there are
+_NEAR = 6
 #: an interval's parts, see :func:`exact_lengths`
 TILT, AHEAD = range(2)
 #: what :func:`bound_lengths` needs of a cell
@@ -611,6 +613,9 @@ def best_before(points: Floats, areas: Floats, mirrored: bool, m: int) -> NDArra
                 if j - step >= k and step < widest:
                     low = max(low, int(came[k, j - step]))
                 high = min(j - 1, int(came[k, j + step])) if j + step < n else j - 1
+                if high - low < _NEAR <= j:
+                    low = min(low, j - _NEAR)
+                    high = low + _NEAR - 1
                 best, where, point, area = np.inf, np.uintp(k - 1), points[j], areas[j]
                 # Unsigned places spare the check for negative ones.
                 for i in range(np.uintp(low), np.uintp(high + 1)):

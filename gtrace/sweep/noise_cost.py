@@ -472,16 +472,19 @@ def noise_costs(result: SweepResult) -> NoiseCosts | None:
     )
 
 
+_triangle = lru_cache(maxsize=64)(np.triu_indices)
+
+
 def _packed(gram: NDArray[np.float64]) -> list[float]:
     """The upper triangle, to six digits: a sample of noise says no more."""
-    values = gram[np.triu_indices(len(gram))].tolist()
+    values = gram[_triangle(len(gram))].tolist()
     return list(map(float, ("%.6g " * len(values) % tuple(values)).split()))
 
 
 def _unpacked(packed: Sequence[float], n: int) -> NDArray[np.float64]:
     """Undo :func:`_packed`."""
     gram = np.zeros((n, n))
-    gram[np.triu_indices(n)] = packed
+    gram[_triangle(n)] = packed
     return gram + np.triu(gram, 1).T
 
 

@@ -226,7 +226,7 @@ def test_mcgq(benchmark, x, copy):
     seconds = best(lambda: gtrace.codecs.mcgq.counts(x, 0.1, 0.25))
     note(benchmark, "mcgq counts, K = 0.1 (the sequential sum in float64, in chains)", seconds, copy, 3)
     starts = np.empty(N // mcgq.CHAIN)
-    note(benchmark, "  mcgq: that sum alone", best(lambda: mcgq.absolute_sum(x, starts)), copy, 3)
+    note(benchmark, "  mcgq: that sum alone", best(lambda: mcgq.absolute_sum(x, 0.0, starts)), copy, 3)
 
 
 @pytest.mark.parametrize("word", ["e4m3", "e2m1"])

@@ -92,12 +92,6 @@ def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) ->
     return scales
 
 
-def whole_scale(norm: str, norm1: float, energy: float, largest: float) -> NDArray[np.float32]:
-    """float32[1], the norm of one bucket that holds a whole tensor, from its sums; equals :func:`bucket_scales`."""
-    value = {"l2": math.sqrt(energy), "linf": largest, "l1": norm1, "none": 1.0}[norm]
-    return np.array([min(value, _norms.FLOAT32_MAX)], np.float32)
-
-
 def bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float32]) -> NDArray[np.float64]:
     """float64[buckets, 3]: mean and standard deviation of each bucket's values over its norm, and the norm."""
     out = np.empty((scales.size, 3))
@@ -164,13 +158,20 @@ class TensorSums(NamedTuple):
         size: number of values.
         norm1: sum of |v|.
         energy: sum of v^2.
-        largest: the largest |v|.
+        least, greatest: of the values; 0 without any.
     """
 
     size: int
     norm1: float
     energy: float
-    largest: float
+    least: float
+    greatest: float
+
+    def norm(self, norm: str) -> NDArray[np.float32]:
+        """float32[1], the norm of one bucket that holds the whole tensor; equals :func:`bucket_scales`."""
+        largest = max(-self.least, self.greatest)
+        value = {"l2": math.sqrt(self.energy), "linf": largest, "l1": self.norm1, "none": 1.0}[norm]
+        return np.array([min(value, _norms.FLOAT32_MAX)], np.float32)
 
     @classmethod
     def of(cls, parts: Iterable[NDArray[np.float32]]) -> TensorSums:
@@ -186,7 +187,8 @@ class RunningTensorSums:
 
     def __init__(self) -> None:
         self._blocks = Blocks()
-        self._size, self._norm1, self._energy, self._largest = 0, 0.0, 0.0, 0.0
+        self._size, self._norm1, self._energy = 0, 0.0, 0.0
+        self._least, self._greatest = math.inf, -math.inf
 
     def add(self, values: NDArray[np.float32]) -> None:
         """Add the next part, finite float32[n]."""
@@ -197,13 +199,15 @@ class RunningTensorSums:
     def _block(self, block: NDArray[np.float32]) -> None:
         self._norm1 += float(_norms.power_sum(block, 1))
         self._energy += float(_norms.power_sum(block, 2))
-        self._largest = max(self._largest, float(bucket_scales(block, "linf", None)[0]))
+        self._least = min(self._least, float(block.min()))
+        self._greatest = max(self._greatest, float(block.max()))
 
     def finish(self) -> TensorSums:
         """The sums."""
         for (block,) in self._blocks.rest():
             self._block(block)
-        return TensorSums(self._size, self._norm1, self._energy, self._largest)
+        ends = (self._least, self._greatest) if self._size else (0.0, 0.0)
+        return TensorSums(self._size, self._norm1, self._energy, *ends)
 
 
 class _Workspace(threading.local):

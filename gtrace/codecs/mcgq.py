@@ -11,22 +11,25 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.codecs.base import CodedBits, Simulated, checked_values, parameter
+from gtrace.codecs.base import Codec, CodedBits, EncodedPart, Simulated, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import Accumulated
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
 from gtrace.coding.elias import ELIAS, EliasCode, as_integers
 from gtrace.coding.envelope import ENVELOPE_BYTES, sealed_size
-from gtrace.coding.runlength import HEADER_BITS, measure_runs, read_runs, read_widths, write_runs
+from gtrace.coding.runlength import HEADER_BITS, measure_pieces, measure_runs, read_runs, read_widths, write_runs
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import mcgq as _mcgq
 from gtrace.kernels.norms import FLOAT32_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.base import Pieces, TensorSums
     from gtrace.codecs.parts import Values
     from gtrace.types import State
 
@@ -292,14 +295,67 @@ class Mcgq(Composed):
         sampled = self.parts.memory.given(state.arrays, x)
         starts = _starts(sampled)
         total = _total(sampled, starts)
-        xi = float(_mcgq.offset(np.uint64(key[0]), np.uint64(key[1])))
-        amount = float(state.arrays["amount"]) if self.delta_k else self.amount
-        samples = sample_count(state.size, amount) if self.bits is None else _budget(sampled, total, self.bits)
-        q = _sample(sampled, total, starts, samples, xi)
+        samples = self._samples(state, total, 0.0 if self.bits is None else _largest(sampled))
+        q = _sample(sampled, total, starts, samples, _offset(key))
         if not self.with_norm:
             return q, None
         norm = total if sampled is x or self.scale == "accumulated" else _total(x)
         return q, min(norm, FLOAT32_MAX)
+
+    def _samples(self, state: State, total: float, top: float) -> int:
+        """N for values with this sum and largest magnitude; the latter counts only with ``bits``."""
+        if self.bits is None:
+            return sample_count(state.size, float(state.arrays["amount"]) if self.delta_k else self.amount)
+        if total == 0:
+            return 1
+        wanted = ((1 << (self.bits - 1)) - 1) * Fraction(total) / Fraction(top)
+        return min(max(1, math.floor(wanted)), MAX_SAMPLES)
+
+    @property
+    def part_multiple(self) -> int | None:
+        """Any block of sums; None with a memory of its own."""
+        return None if self.stateful else _mcgq.BLOCK
+
+    def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
+        """Store ``sums``, float64[blocks + 1], before each block of values and in the end, ``samples`` and ``bits``.
+
+        The bits of the whole payload take a second pass.
+        """
+        before, total, top = [], 0.0, 0.0
+        for _, x in pieces():
+            starts = _starts(x)
+            total, top = _total(x, starts, total), max(top, _largest(x))
+            before.append(starts[:: _mcgq.BLOCK // _mcgq.CHAIN].copy())
+        samples = np.array(self._samples(state, total, top))
+        state = state.with_arrays(sums=np.concatenate([*before, [total]]), samples=samples)
+        start, bits = 0, 8 * _NORM_BYTES * self.with_norm
+
+        def counted() -> Iterator[NDArray[np.int64]]:
+            nonlocal start
+            for _, x in pieces():
+                yield self._part(state, x, key, start)
+                start += x.size
+
+        if self.coder == "runlength":
+            bits += HEADER_BITS + measure_pieces(counted()).bits
+        else:
+            bits += sum(EliasCode(self.coder).bits(q) for q in counted())
+        return state.with_arrays(bits=np.array(bits))
+
+    def _part(self, state: State, x: Values, key: tuple[int, int], start: int) -> NDArray[np.int64]:
+        """The counts of a part, from :meth:`prepare`'s state."""
+        sums, starts = state.arrays["sums"], _starts(x)
+        _mcgq.absolute_sum(x, float(sums[start // _mcgq.BLOCK]), starts)
+        return _sample(x, float(sums[-1]), starts, int(state.arrays["samples"]), _offset(key))
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
+        """The values of the part; all bits count with the first part."""
+        q = self._part(state, checked_values(state, values), key, start)
+        norm = float(np.float32(min(state.arrays["sums"][-1], FLOAT32_MAX))) if self.with_norm else None
+        decoded = _restored(q, norm, float(state.arrays["samples"]))
+        return EncodedPart(b"", 0, 0 if start else int(state.arrays["bits"]), values=decoded)
+
+    measured = Codec.measured
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`; N is the sum of the magnitudes."""
@@ -341,10 +397,12 @@ class Mcgq(Composed):
         return state.with_arrays(amount=np.array(amount), distance=np.array(now))
 
 
-def _restored(q: NDArray[np.int64], norm: float | None) -> Values:
-    """Counts times the norm over their number; without a norm as they are."""
+def _restored(q: NDArray[np.int64], norm: float | None, samples: float | None = None) -> Values:
+    """Counts times the norm over the number of samples, by default what they add up to; without a norm as they are."""
     out = np.empty(q.size, np.float32)
-    _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, float(_mcgq.magnitude_sum(q))), out)
+    if norm is not None and samples is None:
+        samples = float(_mcgq.magnitude_sum(q))
+    _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, samples or 0.0), out)
     return out
 
 
@@ -353,25 +411,25 @@ def _starts(x: Values) -> NDArray[np.float64]:
     return np.empty(-(-x.size // _mcgq.CHAIN))
 
 
-def _total(x: Values, starts: NDArray[np.float64] | None = None) -> float:
-    """||x||_1 as the sequential float64 sum; ``starts``, from :func:`_starts`, is filled if given.
+def _total(x: Values, starts: NDArray[np.float64] | None = None, before: float = 0.0) -> float:
+    """||x||_1 as the sequential float64 sum, after ``before``; ``starts``, from :func:`_starts`, is filled if given.
 
     Raises:
         UsageError: not finite.
     """
-    total = float(_mcgq.absolute_sum(x, _starts(x) if starts is None else starts))
+    total = float(_mcgq.absolute_sum(x, before, _starts(x) if starts is None else starts))
     if not math.isfinite(total):
         at = int(np.flatnonzero(~np.isfinite(x))[0])
         raise UsageError(f"mcgq: value {at} is {x[at]}; only finite numbers can be sampled")
     return total
 
 
-def _budget(x: Values, total: float, bits: int) -> int:
-    if total == 0:
-        return 1
-    top = max(float(x.max()), -float(x.min()))
-    wanted = ((1 << (bits - 1)) - 1) * Fraction(total) / Fraction(top)
-    return min(max(1, math.floor(wanted)), MAX_SAMPLES)
+def _largest(x: Values) -> float:
+    return max(float(x.max()), -float(x.min())) if x.size else 0.0
+
+
+def _offset(key: tuple[int, int]) -> float:
+    return float(_mcgq.offset(np.uint64(key[0]), np.uint64(key[1])))
 
 
 def _sample(x: Values, total: float, starts: NDArray[np.float64], samples: int, xi: float) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gtrace.buckets import NORM_CODES, bucket_scales, clip_values, whole_scale
+from gtrace.buckets import NORM_CODES, bucket_scales, clip_values
 from gtrace.codecs.base import check_finite, parameter
 from gtrace.codecs.parts import FLOAT32_MAX, Scale, Scaled
 from gtrace.errors import PayloadError
@@ -77,10 +77,7 @@ class BucketNorm(Scale):
         return bucket_scales(x, self.norm, self.bucket_size) if whole is None else whole
 
     def whole(self, sums: Callable[[], TensorSums]) -> Values | None:
-        if self.bucket_size is not None:
-            return None
-        _, *found = sums()
-        return whole_scale(self.norm, *found)
+        return None if self.bucket_size is not None else sums().norm(self.norm)
 
 
 @dataclass(frozen=True)
@@ -117,10 +114,14 @@ class Range(Scale):
     """The least and the greatest value of a tensor, in float32."""
 
     whole_tensor = True
-    part_multiple = None
 
     def measure(self, x: Values, state: State) -> Values:
-        return np.array([x.min(), x.max()] if x.size else [0.0, 0.0], np.float32)
+        whole = state.arrays.get("scale")
+        return np.array([x.min(), x.max()] if x.size else [0.0, 0.0], np.float32) if whole is None else whole
+
+    def whole(self, sums: Callable[[], TensorSums]) -> Values:
+        found = sums()
+        return np.array([found.least, found.greatest], np.float32)
 
     def head(self, body: memoryview, size: int) -> int:
         return 8
@@ -165,7 +166,7 @@ class Magnitude(Scale):
         return np.array([self.magnitude(*sums, x.size)], np.float32)
 
     def whole(self, sums: Callable[[], TensorSums]) -> Values | None:
-        size, norm1, energy, _ = sums()
+        size, norm1, energy, *_ = sums()
         return np.array([self.magnitude(norm1, energy, size)], np.float32) if energy else None
 
     def head(self, body: memoryview, size: int) -> int:

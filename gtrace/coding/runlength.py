@@ -16,6 +16,8 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import mcgq as _mcgq
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 _HEADER = struct.Struct(">II")
@@ -64,11 +66,19 @@ def measure_runs(values: NDArray[np.int64]) -> Runs:
     Raises:
         UsageError: -2^63, whose magnitude is beyond int64.
     """
-    low, high, nonzero, runs, longest = _mcgq.measure(values)
-    top = max(int(high), -int(low))
+    return measure_pieces([values])
+
+
+def measure_pieces(pieces: Iterable[NDArray[np.int64]]) -> Runs:
+    """:func:`measure_runs` of values that come in pieces."""
+    top = nonzero = runs = longest = behind = 0
+    for piece in pieces:
+        low, high, own, ended, run, behind = _mcgq.measure(piece, behind)
+        top, nonzero, runs = max(top, int(high), -int(low)), nonzero + int(own), runs + int(ended)
+        longest = max(longest, int(run))
     if top > np.iinfo(np.int64).max:
         raise UsageError("run-length code: -2^63 cannot be coded; its magnitude is beyond 63 bits")
-    return Runs(1 + top.bit_length(), int(longest).bit_length(), int(nonzero), int(runs))
+    return Runs(1 + top.bit_length(), max(longest, int(behind)).bit_length(), nonzero, runs + (behind > 0))
 
 
 def write_runs(values: NDArray[np.int64], runs: Runs) -> bytes:

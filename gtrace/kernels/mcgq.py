@@ -16,7 +16,8 @@ from gtrace.kernels.norms import LANES
 if TYPE_CHECKING:
     from gtrace.kernels import Floats, Ints, Singles, Words
 
-_BLOCK = 1024
+#: values that are sampled at a time
+BLOCK = 1024
 #: values that are added up one after the other, while other chains of as many are
 CHAIN = 128
 _EXPONENT = np.int64(0x7FF << 52)
@@ -42,7 +43,7 @@ def offset(high: np.uint64, low: np.uint64) -> float:
 
 
 @jit_slp
-def absolute_sum(x: Singles, starts: Floats) -> float:
+def absolute_sum(x: Singles, running: float, starts: Floats) -> float:
     """Sum of |x| in float64, one after the other; not finite exactly when an element is not.
 
     Adding to a sum depends on the sum only through its last bit, as long as its exponent stays. So several chains of
@@ -51,11 +52,11 @@ def absolute_sum(x: Singles, starts: Floats) -> float:
 
     Args:
         x: float32[n].
+        running: the sum of what comes before.
         starts: float64[ceil(n / CHAIN)], overwritten: the sums before each chain.
     """
     held = np.empty(1)
     bits = held.view(np.int64)
-    running = 0.0
     for p in range(0, x.size, 4 * CHAIN):
         total = running
         stop = min(p + 4 * CHAIN, x.size)
@@ -96,7 +97,7 @@ def absolute_sum(x: Singles, starts: Floats) -> float:
 
 @inline
 def _running_sums(x: Singles, starts: Floats, out: Floats) -> None:
-    """The running sums of |x|, float32[_BLOCK], in chains that do not wait for each other."""
+    """The running sums of |x|, float32[BLOCK], in chains that do not wait for each other."""
     x0, x1, x2, x3 = x[:CHAIN], x[CHAIN : 2 * CHAIN], x[2 * CHAIN : 3 * CHAIN], x[3 * CHAIN : 4 * CHAIN]
     x4, x5, x6, x7 = x[4 * CHAIN : 5 * CHAIN], x[5 * CHAIN : 6 * CHAIN], x[6 * CHAIN : 7 * CHAIN], x[7 * CHAIN :]
     s0, s1, s2, s3 = starts[0], starts[1], starts[2], starts[3]
@@ -152,13 +153,24 @@ def _beyond(samples: float, part: float, total: float, k: float, xi: float) -> b
     return False
 
 
+@inline
+def _hits(samples: float, part: float, total: float, rate: float, window: float, xi: float) -> float:
+    """ceil(samples part / total - xi), from 0 to ``samples``; decided exactly within ``window`` of an integer."""
+    t = part * rate - xi
+    up, k = np.ceil(t), np.rint(t)
+    if abs(t - k) <= window:
+        up = k + 1.0 if _beyond(samples, part, total, k, xi) else k
+    return min(max(up, 0.0), samples)
+
+
 @jit
 def counts(x: Singles, total: float, starts: Floats, samples: float, xi: float, out: Ints) -> None:
     """sign(x_k) (D_k - D_{k-1}) with D_k = ceil(samples S_k / total - xi), exact for the float64 sums S_k.
 
     Args:
-        x: finite, not all zero.
-        total, starts: results of :func:`absolute_sum` for it.
+        x: finite, not all zero; or a part of such values.
+        total: their sum.
+        starts: from :func:`absolute_sum` for x.
         samples: a whole number, at most 2^48.
         xi: in [0, 1).
         out: int64[n].
@@ -166,16 +178,16 @@ def counts(x: Singles, total: float, starts: Floats, samples: float, xi: float, 
     rate = samples / total
     # Rounding moves samples S / total - xi by less than samples 2^-51; within the window it must not decide.
     window = max(2.0**-30, samples * 2.0**-50)
-    sums = np.empty(_BLOCK)
-    hits = np.empty(_BLOCK + 1)
-    signed = np.empty(_BLOCK)
+    sums = np.empty(BLOCK)
+    hits = np.empty(BLOCK + 1)
+    signed = np.empty(BLOCK)
     whole = signed.view(np.int64)
-    padded, after = np.zeros(_BLOCK, np.float32), np.zeros(_BLOCK // CHAIN)
-    last = 0.0
-    for p in range(0, x.size, _BLOCK):
-        size = min(x.size - p, _BLOCK)
+    padded, after = np.zeros(BLOCK, np.float32), np.zeros(BLOCK // CHAIN)
+    last = _hits(samples, starts[0], total, rate, window, xi)
+    for p in range(0, x.size, BLOCK):
+        size = min(x.size - p, BLOCK)
         xb, ob, before = x[p : p + size], out[p : p + size], starts[p // CHAIN :]
-        if size < _BLOCK:
+        if size < BLOCK:
             for i in range(size):
                 padded[i] = xb[i]
             for i in range(before.size):
@@ -192,11 +204,7 @@ def counts(x: Singles, total: float, starts: Floats, samples: float, xi: float, 
             ends[i] = min(max(up, 0.0), samples)
         if near > 0:
             for i in range(xb.size):
-                t = sums[i] * rate - xi
-                k = np.rint(t)
-                if abs(t - k) <= window:
-                    up = k + 1.0 if _beyond(samples, sums[i], total, k, xi) else k
-                    ends[i] = min(max(up, 0.0), samples)
+                ends[i] = _hits(samples, sums[i], total, rate, window, xi)
         hits[0] = last
         for i in range(xb.size):
             hit = ends[i] - hits[i]
@@ -236,13 +244,16 @@ def _positions(block: Ints, out: Ints) -> int:
 
 
 @jit
-def measure(q: Ints) -> tuple[int, int, int, int, int]:
-    """Least and largest of the values and 0, number of non-zeros, of maximal runs of zeros, longest such run."""
-    where = np.empty(_BLOCK + 1, np.int64)
+def measure(q: Ints, behind: int) -> tuple[int, int, int, int, int, int]:
+    """Least and largest of the values and 0, number of non-zeros, of maximal runs of zeros, longest such run.
+
+    ``behind`` zeros come before the values; a run at the end is left out, and its length returned last.
+    """
+    where = np.empty(BLOCK + 1, np.int64)
     low, high, nonzero, runs, longest = 0, 0, 0, 0, 0
-    last = -1
-    for p in range(0, q.size, _BLOCK):
-        qb = q[p : min(q.size, p + _BLOCK)]
+    last = -1 - behind
+    for p in range(0, q.size, BLOCK):
+        qb = q[p : min(q.size, p + BLOCK)]
         for i in range(qb.size):
             low = min(low, qb[i])
             high = max(high, qb[i])
@@ -253,8 +264,7 @@ def measure(q: Ints) -> tuple[int, int, int, int, int]:
             runs += np.int64(gap > 0)
             last = p + where[j]
         nonzero += found
-    gap = q.size - last - 1
-    return low, high, nonzero, runs + np.int64(gap > 0), max(longest, gap)
+    return low, high, nonzero, runs, longest, q.size - last - 1
 
 
 @inline
@@ -282,14 +292,14 @@ def write(q: Ints, value_bits: int, run_bits: int, words: Words) -> None:
 
     ``words`` has room for one word more than the bits fill; the first bit is the highest of a word.
     """
-    where = np.empty(_BLOCK + 1, np.int64)
+    where = np.empty(BLOCK + 1, np.int64)
     wide, long = np.uint64(value_bits), np.uint64(run_bits)
     mask = ~_0 >> (_64 - wide)
     together = value_bits + run_bits + value_bits <= 64
     hold, held, at = _0, _0, 0
     last = -1
-    for p in range(0, q.size, _BLOCK):
-        qb = q[p : min(q.size, p + _BLOCK)]
+    for p in range(0, q.size, BLOCK):
+        qb = q[p : min(q.size, p + BLOCK)]
         found = _positions(qb, where)
         for j in range(found):
             gap = np.uint64(p + where[j] - last - 1)

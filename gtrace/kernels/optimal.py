@@ -589,9 +589,9 @@ def _note(first: Ints, path: Ints, last: int, places: Ints) -> int:
 def best_before(points: Floats, areas: Floats, mirrored: bool, m: int) -> NDArray[np.int32]:
     """int32[m, n]: the best point before each one, in a grid of 1 to m levels that ends there.
 
-    See :func:`gtrace.kernels.descent.choose`. A cell costs (b - a)(B(a) + B(b)) up to a sum that telescopes. That cost is Monge, so the best predecessor of a
-    point rises with the point and with the number of levels. Points far apart come first in each layer, then those
-    between them: a layer takes O(n log n), and later ones less.
+    See :func:`gtrace.kernels.descent.choose`. A cell costs (b - a)(B(a) + B(b)) up to a sum that telescopes. That cost
+    is Monge, so the best predecessor of a point rises with the point and with the number of levels. Points far apart
+    come first in each layer, then those between them: a layer takes O(n log n), and later ones less.
     """
     n = points.size
     came = np.zeros((m, n), np.int32)
@@ -649,7 +649,7 @@ def _add(total: float, lost: float, value: float) -> tuple[float, float]:
 
 @inline
 def _layers(points: Ordered, most: int) -> tuple[NDArray[np.int32], float]:
-    """:func:`best_before` among all points with the end levels, and twice what it sums up at most; ``most`` may be 0."""
+    """:func:`best_before` among all points with the end levels, and twice its largest sum; ``most`` may be 0."""
     if not most:
         return np.empty((0, 0), np.int32), 0.0
     x, w, _, _, low, high = points

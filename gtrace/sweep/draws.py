@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.buckets import bucket_scales
 from gtrace.codecs import TensorSums
 from gtrace.codecs.link import arrived
 from gtrace.coding import ENVELOPE_BYTES
@@ -100,8 +99,8 @@ class Draws:
     def keep(self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference) -> None:
         """Keep what encoded a step of a window of which the sum of errors is not kept."""
         if self._in_parts(codec):
-            largest = float(bucket_scales(reference.values, "linf", None)[0])
-            sums = TensorSums(reference.size, reference.norm1, reference.energy, largest)
+            ends = (float(reference.values.min()), float(reference.values.max())) if reference.size else (0.0, 0.0)
+            sums = TensorSums(reference.size, reference.norm1, reference.energy, *ends)
             ready = self._prepared(codec, draw, index, ready, sums)
         self._sent[id(codec), draw, index] = ready
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
-from gtrace.buckets import BinTable, RunningTensorSums, TensorSums, whole_scale
+from gtrace.buckets import BinTable, RunningTensorSums, TensorSums
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.kernels.compare import add_values, weighted_sums
 from gtrace.kernels.noise import THREE, three_sums
@@ -130,8 +130,7 @@ def sketch_of_parts(spec: SummarySpec, parts: Callable[[], Iterator[NDArray[np.f
     """The sketch of finite values that arrive in parts, as often as they are asked for; see :class:`PartialSketch`."""
     scale = None
     if spec.bucket_size is None and spec.norm != "none":
-        _, *sums = TensorSums.of(parts())
-        scale = whole_scale(spec.norm, *sums)
+        scale = TensorSums.of(parts()).norm(spec.norm)
     sketch = PartialSketch(spec, scale)
     for values in parts():
         sketch.add(values)
@@ -289,8 +288,8 @@ class Gradients:
         whole = [spec for spec in specs if spec.bucket_size is None and spec.norm != "none"]
         scales = {}
         if whole:
-            _, *sums = TensorSums.of(self.chunks(name, step, self.piece()))
-            scales = {spec: whole_scale(spec.norm, *sums) for spec in whole}
+            sums = TensorSums.of(self.chunks(name, step, self.piece()))
+            scales = {spec: sums.norm(spec.norm) for spec in whole}
         return {spec: PartialSketch(spec, scales.get(spec)) for spec in specs}
 
     def piece(self, multiples: Iterable[int | None] = ()) -> int:

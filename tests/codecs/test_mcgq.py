@@ -179,8 +179,9 @@ def test_a_budget_is_the_most_samples_whose_counts_fit(bits):
     rng = np.random.default_rng(6)
     for law in (rng.normal(size=500), rng.standard_t(2, 500), np.ones(7), [1e-30, 1], [3.0, 1.0, 4.0]):
         g = np.asarray(law, np.float32)
-        samples, limit = mcgq._budget(g, mcgq._total(g), bits), 2 ** (bits - 1) - 1
         top, total = Fraction(float(np.abs(g).max())), naive.running_sums(g)[-1]
+        c = mcgq.Mcgq(bits=bits)
+        samples, limit = c._samples(c.init(g.size), mcgq._total(g), float(top)), 2 ** (bits - 1) - 1
         assert samples * top <= limit * total < (samples + 1) * top
         assert max(np.abs(sampled(g, samples, xi_of((key, 1)))).max() for key in range(20)) <= limit
 

@@ -19,17 +19,19 @@ SPECS = [
     *("qsgd:bits=6,bucket_size=256,tail=exact,coder=fixed", "nuqsgd:bits=3,bucket_size=none"),
     *("qsgd:norm=l1,bits=8,bucket_size=none", "alq:bits=3,bucket_size=none", "terngrad:clip=2.5"),
     *("fp:e4m3,rounding=stochastic", "fp:mxfp4", "fp:nvfp4", "fp:e3m2,block=48", "signsgd:scale=none"),
-    *("signsgd:scale=energy", "prune:sparsity=0.8", "ef:qsgd", "rotate:qsgd:bucket_size=256"),
+    *("signsgd:scale=energy", "prune:sparsity=0.8", "ef:qsgd", "rotate:qsgd:bucket_size=256", "minmax:bits=3"),
+    *("mcgq:amount=0.3", "mcgq:bits=3,coder=delta"),
 ]
 
 
 #: what has to see all values at once
-NOT_IN_PARTS = ("randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48", "minmax", "uniform8")
-NOT_IN_PARTS += ("quantile8", "eden", "mcgq", "thc", "dropping", "adacomp", "int8")
+NOT_IN_PARTS = ("randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48", "uniform8")
+NOT_IN_PARTS += ("quantile8", "eden", "thc", "dropping", "adacomp", "int8")
 #: codecs with memory, those that choose values among all, and those that turn them
 _OF_ALL_VALUES = """
 topk:ratio=0.1  topk:chunk=64  topk:ratio=0.1,values=intn:bits=2  mem-sgd:ratio=0.03  dgc:warmup=3  powersgd
 signum  onebit:bucket_size=256  ef:qsgd:bucket_size=256  ef:topk:ratio=0.02  ef:alq:bits=3,bucket_size=256
+ef:minmax  accumulate:mcgq:amount=0.1
 ef:signsgd  ef21:topk:ratio=0.1  ef21:momentum=0.5:signsgd  momentum:signsgd  accumulate:topk
 rotate:block=64:topk  rotate:block=64:qsgd:bucket_size=256  ef:rotate:block=64:alq:bucket_size=256
 """
@@ -92,12 +94,12 @@ def test_every_codec_draws_the_same_in_chunks(trace):
 
 
 def test_what_cannot_be_split_is_named_with_its_reason(trace):
-    specs = ["mcgq", "ef:eden", "terngrad:clip=2.5,bucket_size=256", "qsgd:bits=3,bucket_size=100", "fp:e3m2,block=48"]
+    specs = ["thc", "ef:eden", "terngrad:clip=2.5,bucket_size=256", "qsgd:bits=3,bucket_size=100", "fp:e3m2,block=48"]
     found = gtrace.run_sweep(trace, [*specs, "qsgdinf:bits=2,bucket_size=256"], jobs=1, chunk=CHUNK)
     assert set(found["method"]) == {"qsgdinf"}
     lines = "\n".join(found.warnings)
     for name, why in (
-        ("mcgq, ef:eden", "needs all values at once"),
+        ("thc, ef:eden", "needs all values at once"),
         ("terngrad", "clips by the standard deviation of all values"),
         ("qsgd", "has buckets of 100, which do not divide the chunk"),
         ("fp", "has blocks of 48, which do not divide the chunk"),

@@ -399,10 +399,10 @@ class Mcgq(Composed):
 
 def _restored(q: NDArray[np.int64], norm: float | None, samples: float | None = None) -> Values:
     """Counts times the norm over the number of samples, by default what they add up to; without a norm as they are."""
-    out = np.empty(q.size, np.float32)
-    if norm is not None and samples is None:
-        samples = float(_mcgq.magnitude_sum(q))
-    _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, samples or 0.0), out)
+    out, unit = np.empty(q.size, np.float32), 1.0
+    if norm is not None:
+        unit = norm / max(1.0, float(_mcgq.magnitude_sum(q)) if samples is None else samples)
+    _mcgq.restore(q, unit, out)
     return out
 
 

@@ -8,7 +8,7 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from gtrace.sketch import MomentSketch
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
+#: the magnitude of the smallest number above 0
+_LEAST = np.uint32(1)
 _LENGTH = struct.Struct("<I")
 #: the number of values, the length of their positions, and the flags of their payload
 _INNER = struct.Struct("<IIH")
@@ -67,6 +69,8 @@ class Largest(FixedGrid):
     """Zero, and the k largest magnitudes as they are."""
 
     unbiased = False
+    #: all values as large as the least one that is sent are sent, too, but no zeros
+    ties: ClassVar[bool] = False
 
     ratio: float = parameter(0.01, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
 
@@ -83,16 +87,18 @@ class Largest(FixedGrid):
         count, limit, start = kept(self.ratio, size), np.uint32(0), 0
         places, values, most = [np.empty(0, np.int64)], [np.empty(0, np.float32)], 2 * count + BLOCK
         for x in pieces:
-            # Of equal magnitudes those before come first.
-            found = np.flatnonzero(magnitudes(x) > limit) if limit else np.arange(x.size)
+            # Without ties, of equal magnitudes those before come first.
+            found = np.flatnonzero(magnitudes(x) >= limit + (not self.ties)) if limit else np.arange(x.size)
             places.append(start + found)
             values.append(x[found])
             start += x.size
             if sum(map(len, values)) > most or start == size:
                 place, value = np.concatenate(places), np.concatenate(values)
-                best = largest(magnitudes(value), count)
+                ranks = magnitudes(value)
+                best = largest(ranks, count)
+                limit = ranks[best].min() if best.size == count else limit
+                best = np.flatnonzero(ranks >= max(limit, _LEAST)) if self.ties else best
                 places, values = [place[best]], [value[best]]
-                limit = magnitudes(values[0]).min() if best.size == count else limit
         return Kept(places[0], values[0], size)
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
@@ -140,9 +146,14 @@ class LargestOfChunks(Largest):
 class Threshold(Largest):
     """Zero, and magnitudes from a quantile on as they are."""
 
+    ties = True
+
     sample: float = parameter(1.0, "share of the values that set the threshold", minimum=0.0, maximum=1.0)
 
-    part_multiple = None
+    @property
+    def part_multiple(self) -> int | None:
+        """One value, unless the threshold comes from a sample."""
+        return 1 if self.sample >= 1 else None
 
     @property
     def deterministic(self) -> bool:
@@ -161,8 +172,7 @@ class Threshold(Largest):
             _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), words)
             seen = ranks[(words * np.float64(x.size / 2**32)).astype(np.int64)]
         count = kept(self.ratio, seen.size)
-        threshold = max(1, int(seen[largest(seen, count)].min()))
-        positions = np.flatnonzero(ranks >= np.uint32(threshold))
+        positions = np.flatnonzero(ranks >= max(_LEAST, seen[largest(seen, count)].min()))
         return Kept(positions, x[positions], x.size)
 
 

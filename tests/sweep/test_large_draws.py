@@ -26,12 +26,12 @@ SPECS = [
 
 #: what has to see all values at once
 NOT_IN_PARTS = ("randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48", "uniform8")
-NOT_IN_PARTS += ("quantile8", "eden", "thc", "dropping", "adacomp", "int8")
+NOT_IN_PARTS += ("quantile8", "eden", "thc", "adacomp", "int8")
 #: codecs with memory, those that choose values among all, and those that turn them
 _OF_ALL_VALUES = """
 topk:ratio=0.1  topk:chunk=64  topk:ratio=0.1,values=intn:bits=2  mem-sgd:ratio=0.03  dgc:warmup=3  powersgd
 signum  onebit:bucket_size=256  ef:qsgd:bucket_size=256  ef:topk:ratio=0.02  ef:alq:bits=3,bucket_size=256
-ef:minmax  accumulate:mcgq:amount=0.1
+ef:minmax  accumulate:mcgq:amount=0.1  dropping:ratio=0.05
 ef:signsgd  ef21:topk:ratio=0.1  ef21:momentum=0.5:signsgd  momentum:signsgd  accumulate:topk
 rotate:block=64:topk  rotate:block=64:qsgd:bucket_size=256  ef:rotate:block=64:alq:bucket_size=256
 """

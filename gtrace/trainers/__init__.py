@@ -36,22 +36,15 @@ if TYPE_CHECKING:
 
 
 class TrainerWatch:
-    """What a callback does between the start and the end of training.
-
-    Args:
-        path: the trace to write; None for none.
-        codec: the codec of the gradients, its spec, or a table or plan; None leaves them as they are. The trace has the
-            exact ones.
-        to: a tracker for the numbers of each step.
-        settings: of the capture, the fields of :class:`gtrace.capture.CaptureSettings`.
-
-    Raises:
-        UsageError: neither a path nor a codec, or one of them is not valid.
-        OutputExistsError: ``path`` exists and ``force`` is off.
-    """
+    """What every callback does between the start and the end of training; each documents its arguments."""
 
     def __init__(
-        self, path: str | Path | None, codec: TableLike | None, to: str | Tracker | None, settings: dict[str, Any]
+        self,
+        path: str | Path | None = None,
+        codec: TableLike | None = None,
+        *,
+        to: str | Tracker | None = None,
+        **settings: Any,
     ) -> None:
         if path is None and codec is None:
             raise UsageError("name a trace to write, e.g. 'run.zarr', a codec, e.g. codec='qsgdinf:bits=4', or both")

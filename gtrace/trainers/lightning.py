@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Callback
 
 from gtrace.trainers import TrainerWatch
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from gtrace.codecs.assignment import TableLike
-    from gtrace.trackers import Tracker
-
-
-class LightningCallback(Callback):
+class LightningCallback(TrainerWatch, Callback):
     """Records the gradients of a fit, trains with a codec, or both; numbers of each step go to the trainer's loggers.
 
     With ``DistributedDataParallel`` the codec becomes its communication hook, and payloads travel between the ranks.
@@ -33,28 +27,18 @@ class LightningCallback(Callback):
         OutputExistsError: when the fit starts, ``path`` exists and ``force`` is off.
     """
 
-    def __init__(
-        self,
-        path: str | Path | None = None,
-        codec: TableLike | None = None,
-        *,
-        to: str | Tracker | None = None,
-        **settings: Any,
-    ) -> None:
-        self._watch = TrainerWatch(path, codec, to, settings)
-
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start."""
         wrapped = trainer.strategy.model
-        self._watch.begin(pl_module if wrapped is None else wrapped, trainer.optimizers, _Loggers(trainer))
+        self.begin(pl_module if wrapped is None else wrapped, trainer.optimizers, _Loggers(trainer))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Finish."""
-        self._watch.end()
+        self.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Finish; the trace says that it was interrupted."""
-        self._watch.end(exception)
+        self.end(exception)
 
 
 class _Loggers:

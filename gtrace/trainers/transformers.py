@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
 from gtrace.errors import UsageError
 from gtrace.trainers import TrainerWatch
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from gtrace.codecs.assignment import TableLike
-    from gtrace.trackers import Tracker
-
-
-class TransformersCallback(TrainerCallback):
+class TransformersCallback(TrainerWatch, TrainerCallback):
     """Records the gradients of a training, trains with a codec, or both.
 
     Args:
@@ -33,17 +27,6 @@ class TransformersCallback(TrainerCallback):
         OutputExistsError: when training starts, ``path`` exists and ``force`` is off.
     """
 
-    def __init__(
-        self,
-        path: str | Path | None = None,
-        codec: TableLike | None = None,
-        *,
-        to: str | Tracker | None = None,
-        **settings: Any,
-    ) -> None:
-        self._codec = codec
-        self._watch = TrainerWatch(path, codec, to, settings)
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Start, unless the optimizer is still to be made."""
         if args.world_size > 1 and self._codec is not None:
@@ -58,8 +41,8 @@ class TransformersCallback(TrainerCallback):
         """Start at the latest before the first step; gradients are there, accumulated and clipped."""
         optimizer = objects["optimizer"]
         # Accelerate wraps it.
-        self._watch.begin(objects["model"], [getattr(optimizer, "optimizer", optimizer)])
+        self.begin(objects["model"], [getattr(optimizer, "optimizer", optimizer)])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Finish."""
-        self._watch.end()
+        self.end()

@@ -50,8 +50,12 @@ import itertools
 import json
 import math
 import os
+import platform
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
+from gtrace import __version__
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 from gtrace.trace.files import parse_json, write_beside
 
@@ -62,6 +66,11 @@ if TYPE_CHECKING:
 VERSION = 1
 #: bytes of the longest line that is read; a study's record names every tensor
 MAX_LINE = 1 << 24
+
+
+def versions() -> dict[str, str]:
+    """Versions that numbers may depend on."""
+    return {"gtrace": __version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
 class RunLogWriter:

@@ -89,7 +89,7 @@ class Faulty(Regression):
 
 def rank_codecs(place, codec, *, seed=3, refit="once", common=False):
     """The codecs of one rank."""
-    options = LinkOptions(RefitSchedule.parse(refit), seed, vectors.ENGINE)
+    options = LinkOptions(RefitSchedule.parse(refit), seed, vectors.engine)
     return RankCodecs(CodecTable.of(codec), options, place, common=common)
 
 

@@ -39,7 +39,7 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
     weights = [] if settings.weights is None else words(settings.weights)
     neural = settings.kind == "neural"
     from gtrace.training.policies import FIXED, PolicySpec
-    from gtrace.training.settings import joint_name, run_name
+    from gtrace.training.settings import RunPlan, joint_name
 
     joint = joint_name(settings.optimizer, settings.every)
     if (neural or joint) and settings.cluster.cluster is not None:
@@ -52,7 +52,8 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
     task = settings.task or DEFAULT_TASK
 
     choosing = [PolicySpec.parse(text) for text in settings.policies or (FIXED,)]
-    named = file_name(run_name(chosen[0], choosing[0], joint=joint)) if len(chosen) == len(choosing) == 1 else "compare"
+    plan = RunPlan(chosen[0], choosing[0], joint=joint)
+    named = file_name(plan.name) if len(chosen) == len(choosing) == 1 else "compare"
     if weights:
         named = "-".join([*([] if named == "none" else [named]), "weights", *weights])
     path = settings.output or Path(f"{task}-{'neural-' * neural}{named}.jsonl")

@@ -46,7 +46,7 @@ class Engine(Protocol):
     def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
         """The payload of ``codec.encode``, with the same bytes for values on any device."""
 
-    def receive(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
+    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
         """The result of ``codec.decode`` on a device."""
 
 
@@ -57,12 +57,12 @@ class LinkOptions:
     Attributes:
         refit: when codecs are fitted.
         seed: seed of all keys.
-        engine: encodes and decodes values that are not arrays, of codecs without memory; None if there are none.
+        engine: imports the engine for values that are not arrays, of codecs without memory; None if there are none.
     """
 
     refit: RefitSchedule
     seed: int = 0
-    engine: Engine | None = None
+    engine: Callable[[], Engine] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class Sender:
         if self._engine is None or isinstance(values, np.ndarray):
             payload = self.codec.encode(self.state, values, self.key(step))
         else:
-            payload = self._engine.encode(self.codec, self.state, values, self.key(step))
+            payload = self._engine().encode(self.codec, self.state, values, self.key(step))
         shared = self.codec.shared(self.state)
         news, self.known = shared != self.known, shared
         return Message(payload, shared if news else None)
@@ -405,7 +405,7 @@ class Receiver:
         held: what the codec keeps on this side; it has the tensor's size.
     """
 
-    def __init__(self, codec: Codec, size: int, engine: Engine | None = None) -> None:
+    def __init__(self, codec: Codec, size: int, engine: Callable[[], Engine] | None = None) -> None:
         self.shared = b""
         self.codec = codec
         self.held = State(size)
@@ -420,7 +420,7 @@ class Receiver:
         if message.shared is not None:
             self.shared = message.shared
         if self._engine is not None and place is not None:
-            return self._engine.receive(self.codec, self.shared, message.payload, self.held.size, place)
+            return self._engine().decode(self.codec, self.shared, message.payload, self.held.size, place)
         values, self.held = self.codec.receive(self.held, self.shared, message.payload)
         return values
 

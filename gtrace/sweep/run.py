@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gtrace import __version__
 from gtrace.codecs import (
     Codec,
     codec,
@@ -33,6 +31,7 @@ from gtrace.codecs import (
 from gtrace.codecs.assignment import CodecTable, HasTable, coding_of
 from gtrace.codecs.plugins import package_versions
 from gtrace.errors import UsageError, suggest
+from gtrace.runlog import versions
 from gtrace.sweep.engine import Workers, run_jobs
 from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients
@@ -587,11 +586,6 @@ def _split_by_memory(
 
     alone = [item for item in given if draws and remembers(item)]
     return [item for item in given if item not in alone], alone
-
-
-def versions() -> dict[str, str]:
-    """Versions that numbers may depend on."""
-    return {"gtrace": __version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
 def scope_of(item: Codec) -> Scope:

@@ -126,7 +126,6 @@ class _Accumulated(ABC):
         return entry
 
     def _of(self, optimizer: Optimizer) -> list[Any]:
-        """The states of an optimizer's parameters."""
         several = parameters_of(optimizer.param_groups) if len(self._known) else ()
         return [entry for entry in map(self._known.get, several) if entry is not None]
 

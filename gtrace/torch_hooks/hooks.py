@@ -258,7 +258,6 @@ class TrainingHooks:
 
     @property
     def _losses(self) -> Losses:
-        """The losses of this thread."""
         return self._threads.get(threading.get_ident(), self._first_losses)
 
     def _own_losses(self) -> Losses:
@@ -656,7 +655,6 @@ class TrainingHooks:
             self._announce()
 
     def _consume(self, optimizer: Optimizer) -> None:
-        """Mark the gradients as used; the next backward pass starts a new step."""
         if self._local.watching:
             self._local.consume(optimizer)
         if self._noise:

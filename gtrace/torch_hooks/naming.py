@@ -248,13 +248,6 @@ class Names:
                 self._taken[name] = None, weakref.ref(parameter), stream
 
 
-def name_parameters(
-    groups: Sequence[Mapping[str, Any]], modules: Iterable[nn.Module], *, stream: int = 0, scan: bool = True
-) -> dict[int, ParameterName]:
-    """Name every parameter of one optimizer, independently of others; see :meth:`Names.of`."""
-    return Names().of(groups, modules, stream=stream, scan=scan)
-
-
 def _owners(wanted: set[int], modules: list[nn.Module]) -> list[tuple[nn.Module, dict[int, _Place]]]:
     """The outermost modules that own wanted parameters, largest number first, each with the parameters it adds."""
     inner = {id(child) for module in modules for child in module._modules.values() if child is not None}

@@ -209,7 +209,6 @@ class StepClock:
         return event
 
     def _read(self) -> None:
-        """Read the steps that have passed."""
         while self._intervals:
             recorded, (start, end, *passes), collectives = self._intervals[0]
             # All others have passed when these have: streams of their own may be behind.

@@ -192,7 +192,7 @@ class RankGradients:
 def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, ranks: int) -> dict[str, Any] | None:
     values = given.of(ranks)
     size = values[0].size
-    options = LinkOptions(RefitSchedule.parse("once"), given.seed, vectors.ENGINE)
+    options = LinkOptions(RefitSchedule.parse("once"), given.seed, vectors.engine)
     shape = info.shape if math.prod(info.shape) == size else None
     whole = [Piece(info.name, codec, size, None, shape)]
     places = [SimulatedRank(rank, ranks) for rank in range(ranks)]

@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import platform
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from gtrace import __version__
 from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.errors import TraceError, UsageError
-from gtrace.runlog import VERSION, RunLogWriter, read_runlog
+from gtrace.runlog import VERSION, RunLogWriter, read_runlog, versions
 from gtrace.training import checkpoint
 from gtrace.training.exchange import Exchange
 from gtrace.training.plain import one_thread
 from gtrace.training.run import RunResult, TrainingRun, warning
-from gtrace.training.settings import StudyOptions, plan_runs, repeat_command, run_name
+from gtrace.training.settings import StudyOptions, plan_runs, repeat_command
 from gtrace.training.tasks import load_task
 from gtrace.training.weights import WeightLevels
 
@@ -83,10 +81,10 @@ class Study:
     def _begin(self, seed: int) -> list[TrainingRun]:
         settings = dataclasses.replace(self.settings, seed=seed)
         first, *others = self._plans
-        runs = [TrainingRun(self.task, first.codec, settings)]
+        runs = [TrainingRun(self.task, first, settings)]
         # All begin with the same weights, so the initial model is tested only once.
         loss = runs[0].result.first_loss
-        return runs + [TrainingRun(self.task, plan.codec, settings, loss, *plan[1:]) for plan in others]
+        return runs + [TrainingRun(self.task, plan, settings, loss) for plan in others]
 
     @property
     def quantized(self) -> list[dict[str, Any]]:
@@ -125,12 +123,12 @@ class Study:
         with contextlib.ExitStack() as stack:
             writer = None if log is None else stack.enter_context(self._writer(log, force=force))
             for record in self.records():
-                if writer is not None and record["type"] == "checkpoint":
-                    self._save(writer.path, writer.size)
                 if record["type"] == "checkpoint":
+                    if writer is not None:
+                        self._save(writer.path, writer.size)
                     continue
                 if writer is not None:
-                    writer.write(record["type"], **{name: value for name, value in record.items() if name != "type"})
+                    writer.write(record["type"], **record)
                 if on_record is not None:
                     on_record(record)
         if log is not None:
@@ -206,7 +204,7 @@ class Study:
             "workers": settings.workers,
             "seed": settings.seed,
             "seeds": list(self.seeds),
-            "runs": [run_name(*plan) for plan in self._plans],
+            "runs": [plan.name for plan in self._plans],
             "plans": [item.describe() for item in self._codecs if isinstance(item, CodecTable)] or None,
             "steps": settings.steps,
             "batch_size": settings.batch_size,
@@ -227,12 +225,7 @@ class Study:
             "weights": [str(item) for item in settings.weights] or None,
             "parameters": sum(tensors.values()),
             "tensors": tensors,
-            "versions": {
-                "gtrace": __version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-            },
+            "versions": {**versions(), "torch": torch.__version__},
         }
 
     def records(self) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
-from gtrace.torch_hooks.naming import local_part, name_parameters
+from gtrace.torch_hooks.naming import Names, local_part
 from gtrace.trackers import Tracking, of_record
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Exchange, Nonfinite, Tally
@@ -84,7 +84,7 @@ class Compression:
         self.remove()
 
     def _add_names(self, groups: list[dict[str, Any]], model: nn.Module | None = None) -> None:
-        found = name_parameters(groups, [] if model is None else [model], scan=model is None)
+        found = Names().of(groups, [] if model is None else [model], scan=model is None)
         self._names.update({key: entry.name for key, entry in found.items()})
 
     def _before_step(

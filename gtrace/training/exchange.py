@@ -246,7 +246,7 @@ class Exchange:
         self.rules = CodecTable.of(codec)
         self.workers = workers
         schedule = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
-        self._options = LinkOptions(schedule, seed, vectors.ENGINE)
+        self._options = LinkOptions(schedule, seed, vectors.engine)
         self._nonfinite = nonfinite
         self._down = down
         self._whole = self.rules.over_model
@@ -414,7 +414,7 @@ class Exchange:
                 shape=self._shapes.get(name),
                 role=role,
             )
-            link = self._links[name, worker] = (sender, Receiver(codec, size, vectors.ENGINE))
+            link = self._links[name, worker] = (sender, Receiver(codec, size, vectors.engine))
         elif codec != link[0].codec:
             link[0].adopt(codec)
             link[1].codec = codec

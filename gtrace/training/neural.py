@@ -34,7 +34,7 @@ from gtrace.training.exchange import Bad, Nonfinite, Tally, without_nonfinite
 from gtrace.types import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import nn
@@ -409,14 +409,14 @@ class ShadowSummary:
     def tensors(self) -> list[ShadowError]:
         """Per weight gradient the means over the passes, in the order of the model."""
         return [
-            ShadowError(name, *(_mean([getattr(item, part) for item in items]) for part in _PARTS))
+            ShadowError(name, *(finite_mean([getattr(item, part) for item in items]) for part in _PARTS))
             for name, items in self._found.items()
         ]
 
     @property
     def cosine(self) -> float:
         """Mean cosine over the weight gradients, all layers compressed; NaN before the first pass."""
-        return _mean([item.cosine for item in self.tensors])
+        return finite_mean([item.cosine for item in self.tensors])
 
     @property
     def worst(self) -> ShadowError | None:
@@ -485,6 +485,7 @@ def _wide(gradient: torch.Tensor) -> NDArray[np.float64]:
     return flat
 
 
-def _mean(values: list[float]) -> float:
+def finite_mean(values: Sequence[float]) -> float:
+    """The mean of the finite values; NaN without any."""
     known = [value for value in values if math.isfinite(value)]
     return float(np.mean(known)) if known else math.nan

@@ -194,22 +194,10 @@ class ProgramRounds:
     """
 
     def __init__(self, options: ScriptOptions, every: int, rules: CodecTable, warn: Callable[[str], None]) -> None:
-        self.comparison: AllReduceComparison | None = None
         self._options, self._every, self._rules, self._warn = options, every, rules, warn
         self._rounds: weakref.WeakKeyDictionary[Optimizer, OuterRounds] = weakref.WeakKeyDictionary()
         #: what a checkpoint holds for an optimizer that has not stepped yet
         self._saved: weakref.WeakKeyDictionary[Optimizer, Mapping[str, Any]] = weakref.WeakKeyDictionary()
-
-    def begin(self, optimizer: Optimizer, parameters: Mapping[str, torch.Tensor], group: ProcessGroup | None) -> None:
-        """The optimizer is about to step on these parameters, which the ranks of a group have in common."""
-        self._of(optimizer, parameters, group).begin(parameters)
-
-    def end(self, optimizer: Optimizer, parameters: Mapping[str, torch.Tensor], group: ProcessGroup | None) -> Tally:
-        """It has stepped; at the end of a round, exchange. Returns what that cost."""
-        rounds = self._of(optimizer, parameters, group)
-        tally = rounds.end(parameters)
-        self.comparison = rounds.comparison
-        return tally
 
     def saving(self, original: Any) -> Any:
         """``Optimizer.state_dict`` that has the outer optimizer's state, too."""
@@ -233,7 +221,8 @@ class ProgramRounds:
 
         return load_state_dict
 
-    def _of(self, optimizer: Optimizer, names: Iterable[str], group: ProcessGroup | None) -> OuterRounds:
+    def of(self, optimizer: Optimizer, names: Iterable[str], group: ProcessGroup | None) -> OuterRounds:
+        """The rounds around an optimizer; parameters of these names are common to the ranks of a group, if any."""
         found = self._rounds.get(optimizer)
         if found is not None:
             return found

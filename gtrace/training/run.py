@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 
 from gtrace.codecs import Codec, Identity
@@ -25,28 +24,26 @@ from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Bad, Exchange, Tally
 from gtrace.training.joint import JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
 from gtrace.training.measure import Measurement, NoiseAhead
-from gtrace.training.neural import NeuralCompression, ShadowSummary, shadow
+from gtrace.training.neural import NeuralCompression, ShadowSummary, finite_mean, shadow
 from gtrace.training.plain import fresh_model, seeded_batch
 from gtrace.training.policies import BitControl
-from gtrace.training.settings import JOINT, run_name
+from gtrace.training.settings import JOINT
 from gtrace.training.weights import QuantizedWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
     from torch import nn
 
-    from gtrace.codecs.assignment import Coding
     from gtrace.costs import Network
     from gtrace.training.exchange import Nonfinite
     from gtrace.training.joint import JointOptimizer
     from gtrace.training.neural import ShadowError
-    from gtrace.training.policies import PolicySpec
     from gtrace.training.ranks import RankCodecs
-    from gtrace.training.settings import Kind, StudySettings
+    from gtrace.training.settings import Kind, RunPlan, StudySettings
     from gtrace.training.tasks import Evaluation, Task
-    from gtrace.training.weights import WeightLevels
 
 #: builders of ``settings.OPTIMIZERS``
 _OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
@@ -79,7 +76,7 @@ class RunResult:
     """The result of one run of a study, so far or at the end.
 
     Attributes:
-        run: spec of its codec; with quantized weights see :func:`gtrace.training.settings.run_name`.
+        run: spec of its codec; with quantized weights see :class:`gtrace.training.settings.RunPlan`.
         seed: seed of the run.
         steps: number of steps done.
         loss: loss at the last evaluation; NaN before the first.
@@ -128,11 +125,9 @@ class TrainingRun:
     """One codec's training.
 
     Args:
-        settings: shared with the study's other runs.
+        plan: what sets it apart from the study's other runs.
+        settings: shared with these.
         first_loss: test loss of the untrained model, if another run with the same seed has measured it.
-        policy: chooses the codec's bits; None to keep them.
-        weights: quantization levels of weights in forward and backward; None for exact weights.
-        joint: how it exchanges anything but gradients; empty if it does not.
 
     Attributes:
         label: the fields that all of its records in the run log have.
@@ -140,16 +135,8 @@ class TrainingRun:
         weights: the quantized weights, if there are any.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        codec: Coding,
-        settings: StudySettings,
-        first_loss: float | None = None,
-        policy: PolicySpec | None = None,
-        weights: WeightLevels | None = None,
-        joint: str = "",
-    ) -> None:
+    def __init__(self, task: Task, plan: RunPlan, settings: StudySettings, first_loss: float | None = None) -> None:
+        codec, policy, weights, joint = plan
         self._task, self._codec, self._settings = task, codec, settings
         self._model = fresh_model(task, settings.seed)
         self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
@@ -169,7 +156,7 @@ class TrainingRun:
         self._joint: JointWorkers | None = None
         if joint:
             rules = CodecTable.of(codec, min_size=settings.min_size)
-            options = LinkOptions(settings.refit, settings.seed, vectors.ENGINE)
+            options = LinkOptions(settings.refit, settings.seed, vectors.engine)
             self._joint = JointWorkers(self._model, settings.workers, self._joint_optimizer, rules, options)
         down: Codec | Literal["same"] | None = "same" if settings.down == "same" else None
         if settings.down not in ("", "same"):
@@ -193,7 +180,7 @@ class TrainingRun:
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []
         self._bad_steps = 0
-        self.result = RunResult(run_name(codec, policy, weights, joint), settings.seed)
+        self.result = RunResult(plan.name, settings.seed)
         self.weights = QuantizedWeights(self._model, weights, settings.refit)
         self.label = {"run": self.result.run, "seed": settings.seed}
         self.tensors = {name: p.numel() for name, p in self._named}
@@ -210,7 +197,6 @@ class TrainingRun:
         return self._task.optimizer(model, settings.lr) if make is None else make(model.parameters(), settings.lr)
 
     def _joint_optimizer(self, model: nn.Module, codecs: RankCodecs) -> JointOptimizer:
-        """One worker's optimizer, which exchanges by itself."""
         settings = self._settings
         if settings.method == "onebit-adam":
             return OneBitAdam(model, codecs, warmup=settings.warmup)
@@ -256,7 +242,6 @@ class TrainingRun:
             }
 
     def _step(self, step: int) -> Generator[dict[str, Any], None, dict[str, Any]]:
-        """One step of all workers."""
         start = time.process_time()
         shadowed = self.result.shadow.seconds
         result = self.result
@@ -267,7 +252,7 @@ class TrainingRun:
         with self.weights.in_place():
             losses, gradients, errors = self._gradients(step)
         # One worker's bad batch is not a divergence: that needs every worker's loss to be non-finite.
-        loss = _mean([value for value in losses if math.isfinite(value)])
+        loss = finite_mean(losses)
         chosen = {} if self._control is None else self._control.before(step, loss, gradients)
         measured: dict[str, float] = {}
         measuring = 0.0
@@ -285,7 +270,7 @@ class TrainingRun:
         for seen, value in zip(self._variances, variances, strict=True):
             if math.isfinite(value):
                 seen.append(value)
-        result.relative_variance, result.worker_variance = map(_mean, self._variances)
+        result.relative_variance, result.worker_variance = map(finite_mean, self._variances)
         record = {
             "type": "step",
             **self.label,
@@ -342,7 +327,7 @@ class TrainingRun:
             if not self._ahead.why and self._exchange.noisy:
                 rates = [self._learning_rate(k) for k in range(step, self._settings.steps)]
                 with self.weights.in_place():
-                    ratio = self._ahead.ratio(step, gradients, exchanged.gradients, clipped, _mean(rates))
+                    ratio = self._ahead.ratio(step, gradients, exchanged.gradients, clipped, finite_mean(rates))
             batch = equivalent_batch(self._settings.workers * self._settings.batch_size, ratio)
             seconds = measurement.seconds + time.process_time() - began
             measured = {**measurement.fields(), "filtered_ratio": ratio, "equivalent_batch": batch}
@@ -461,7 +446,6 @@ class TrainingRun:
         return shown
 
     def _last_words(self) -> list[str]:
-        """Warnings at the end of the run."""
         texts = []
         if len(self._bad) > _SHOWN:
             texts.append(
@@ -481,10 +465,6 @@ class TrainingRun:
 def warning(text: str) -> dict[str, Any]:
     """The record of a warning."""
     return {"type": "warning", "text": text}
-
-
-def _mean(values: list[float]) -> float:
-    return float(np.mean(values)) if values else math.nan
 
 
 def simulated_step(

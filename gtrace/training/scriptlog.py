@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import platform
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from gtrace import __version__
 from gtrace.errors import GtraceError
-from gtrace.runlog import RunLogWriter, read_runlog
+from gtrace.runlog import RunLogWriter, read_runlog, versions
 from gtrace.trackers import Tracking, of_record
 from gtrace.training.ddp import RankOptions
 from gtrace.training.exchange import Tally
@@ -102,6 +99,8 @@ class ScriptLog:
     """Writes one record per step; only the first of several ranks writes.
 
     Args:
+        summary: of the program's training so far.
+        tensors: name -> elements, of all tensors so far.
         on_record: called with every record.
         warn: called once if nothing can be written; training continues.
     """
@@ -110,10 +109,13 @@ class ScriptLog:
         self,
         options: ScriptOptions,
         rules: CodecTable,
+        summary: ScriptSummary,
+        tensors: Mapping[str, int],
         on_record: Callable[[dict[str, Any]], None] | None,
         warn: Callable[[str], None],
     ) -> None:
         self._options, self._rules, self._warn = options, rules, warn
+        self._summary, self._tensors = summary, tensors
         self._on_record = on_record
         self._writer: RunLogWriter | None = None
         self._broken = False
@@ -122,20 +124,12 @@ class ScriptLog:
         self._has_loss = False
         self._tracking = None if options.to is None else Tracking(options.to, lambda error: warn(str(error)))
 
-    def step(
-        self,
-        step: OptimizerStep,
-        tally: Tally,
-        comparison: AllReduceComparison | None,
-        seconds: float,
-        tensors: Mapping[str, int],
-        summary: ScriptSummary,
-    ) -> None:
+    def step(self, step: OptimizerStep, tally: Tally, comparison: AllReduceComparison | None, seconds: float) -> None:
         """Record one optimizer step and its exchange."""
         self._loss = step.loss
         self._has_loss = self._has_loss or step.micro_batches > 0
         measured: dict[str, float] = {}
-        if not summary.exchanged:
+        if not self._summary.exchanged:
             measured["relative_variance"] = tally.relative_variance
         elif comparison is not None:
             names = ("relative_variance", "bf16_variance", "bf16_seconds", "float32_seconds")
@@ -155,8 +149,7 @@ class ScriptLog:
             "wire_seconds": tally.wire_seconds,
             **measured,
         }
-        if not summary.rank:
-            self._begin(tensors, summary)
+        if not self._summary.rank:
             self._append(record)
             if self._tracking is not None:
                 norm = {"norm": math.sqrt(tally.energy)} if tally.energy else {}
@@ -164,12 +157,13 @@ class ScriptLog:
         if self._on_record is not None:
             self._on_record(record)
 
-    def close(self, summary: ScriptSummary) -> Path | None:
+    def close(self) -> Path | None:
         """End the log; returns its path."""
         if self._tracking is not None:
             self._tracking.close()
         if self._writer is None:
             return None
+        summary = self._summary
         for text in summary.warnings:
             self._append({"type": "warning", "text": text})
         self._append(
@@ -188,24 +182,16 @@ class ScriptLog:
         self._writer.close()
         return self._writer.path
 
-    def _begin(self, tensors: Mapping[str, int], summary: ScriptSummary) -> None:
-        if self._writer is None and not self._broken:
-            try:
-                self._writer = RunLogWriter(self._path(), self._study(tensors, summary), force=True)
-            except GtraceError as error:
-                self._break(error)
-
     def _append(self, record: dict[str, Any]) -> None:
-        if self._writer is None or self._broken:
+        if self._broken:
             return
         try:
-            self._writer.write(record["type"], **{name: value for name, value in record.items() if name != "type"})
+            if self._writer is None:
+                self._writer = RunLogWriter(self._path(), self._study(), force=True)
+            self._writer.write(record["type"], **record)
         except GtraceError as error:
-            self._break(error)
-
-    def _break(self, error: GtraceError) -> None:
-        self._broken = True
-        self._warn(f"{error}; training goes on without a run log")
+            self._broken = True
+            self._warn(f"{error}; training goes on without a run log")
 
     def _path(self) -> Path:
         """The path to write: another name if a process of the same launch has taken this one."""
@@ -234,8 +220,8 @@ class ScriptLog:
                 words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
         return shlex.join([*words, *options.argv])
 
-    def _study(self, tensors: Mapping[str, int], summary: ScriptSummary) -> dict[str, Any]:
-        options = self._options
+    def _study(self) -> dict[str, Any]:
+        options, summary = self._options, self._summary
         table = self._rules.describe()
         return {
             "command": self._command(),
@@ -253,13 +239,8 @@ class ScriptLog:
             "nonfinite": options.nonfinite,
             "kind": "outer" if options.every else "weight",
             "every": options.every,
-            "parameters": sum(tensors.values()),
-            "tensors": dict(tensors),
+            "parameters": sum(self._tensors.values()),
+            "tensors": dict(self._tensors),
             "launch": options.launch,
-            "versions": {
-                "gtrace": __version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-            },
+            "versions": {**versions(), "torch": torch.__version__},
         }

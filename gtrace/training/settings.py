@@ -248,6 +248,25 @@ class RunPlan(NamedTuple):
     weights: WeightLevels | None = None
     joint: str = ""
 
+    @property
+    def name(self) -> str:
+        """The run's name: its codec's spec, after an @ the policy for its bits, then its levels of weights, or how it
+        exchanges anything but gradients; the codec that an optimizer has anyway is left out.
+
+        >>> from gtrace.codecs import codec
+        >>> RunPlan(codec("ef:minmax:bits=4"), PolicySpec("adaptive")).name
+        'ef:minmax@adaptive'
+        """
+        name = str(self.codec)
+        if self.policy is not None and self.policy.chooses:
+            name = f"{re.sub(r':bits=[0-9]+$|(?<=:)bits=[0-9]+,', '', name)}@{self.policy}"
+        if self.joint:
+            has_own = re.split("[: ]", self.joint)[0] in JOINT
+            return self.joint if has_own and name == JOINT_CODEC else f"{name} {self.joint}"
+        if self.weights is None:
+            return name
+        return f"weights={self.weights}" if self.codec == Identity() else f"{name} weights={self.weights}"
+
 
 def plan_runs(
     codecs: Sequence[Coding],
@@ -298,28 +317,6 @@ def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Ne
         return network
     chosen = network or _PAPER_NETWORK
     return chosen if chosen.compute is not None else dataclasses.replace(chosen, compute=DEFAULT_COMPUTE)
-
-
-def run_name(
-    codec: Coding, policy: PolicySpec | None = None, weights: WeightLevels | None = None, joint: str = ""
-) -> str:
-    """A run's name: its codec's spec, after an @ the policy for its bits, then its levels of weights, or how it
-    exchanges anything but gradients; the codec that an optimizer has anyway is left out.
-
-    >>> from gtrace.codecs import codec
-    >>> from gtrace.training.policies import PolicySpec
-    >>> run_name(codec("ef:minmax:bits=4"), PolicySpec("adaptive"))
-    'ef:minmax@adaptive'
-    """
-    name = str(codec)
-    if policy is not None and policy.chooses:
-        name = f"{re.sub(r':bits=[0-9]+$|(?<=:)bits=[0-9]+,', '', name)}@{policy}"
-    if joint:
-        has_own = re.split("[: ]", joint)[0] in JOINT
-        return joint if has_own and name == JOINT_CODEC else f"{name} {joint}"
-    if weights is None:
-        return name
-    return f"weights={weights}" if codec == Identity() else f"{name} weights={weights}"
 
 
 def joint_name(optimizer: str, every: int | None) -> str:

@@ -38,9 +38,8 @@ from gtrace.torch_hooks.processes import (
 )
 from gtrace.torch_hooks.steps import Patch, Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
-from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook, keep_own
+from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook, keep_own, meeting
 from gtrace.training.exchange import Exchange, Tally
-from gtrace.training.fsdp import meeting
 from gtrace.training.outer import ProgramRounds
 from gtrace.training.scriptlog import ScriptLog, ScriptOptions, ScriptSummary
 
@@ -85,7 +84,6 @@ class ScriptTraining:
         if options.every and not options.watched:
             self._rounds = ProgramRounds(options, options.every, self._rules, self._warn_once)
             self._hooks.after = self._after_step
-        self._log = ScriptLog(options, self._rules, on_record, self._warn)
         self._handle: Any = None
         self._patches: list[Patch] = []
         self._call_off: Callable[[], None] = lambda: None
@@ -96,6 +94,7 @@ class ScriptTraining:
         # By weak reference and not by id, which a later parameter may get again.
         self._names: Any = WeakTensorKeyDictionary()
         self._sizes: dict[str, int] = {}
+        self._log = ScriptLog(options, self._rules, self.summary, self._sizes, on_record, self._warn)
         self._wrapped: Any = WeakTensorKeyDictionary()
         self._sharded: dict[tuple[int, ...], RankExchange] = {}
         self._arrived: dict[int, Tally] = {}
@@ -134,7 +133,7 @@ class ScriptTraining:
             self.summary.elements = sum(self._sizes.values())
             for text in self._rules.unmatched(self._sizes) if self._sizes else ():
                 self._warn(text)
-            self.summary.log = self._log.close(self.summary)
+            self.summary.log = self._log.close()
             if self.summary.exchanged:
                 # A thread of gloo's may still want Python's lock, to let go of the last collective's tensors. If the
                 # interpreter ends before it has it, torch aborts the process (without gtrace, too).
@@ -292,7 +291,8 @@ class ScriptTraining:
         # Those without a gradient, too: ranks exchange the same parameters.
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._count(optimizer, parameters)
-        rounds.begin(optimizer, *self._in_rounds(parameters))
+        ours, group = self._in_rounds(parameters)
+        rounds.of(optimizer, ours, group).begin(ours)
 
     def _in_rounds(self, parameters: Sequence[torch.Tensor]) -> tuple[dict[str, torch.Tensor], ProcessGroup | None]:
         """The parameters that local steps change, and the group of those that ranks have in common."""
@@ -319,13 +319,14 @@ class ScriptTraining:
                 [p for one in optimizer.param_groups for p in one["params"] if p in self._names]
             )
             self._exchanging = True
-            tally = rounds.end(optimizer, parameters, group)
+            around = rounds.of(optimizer, parameters, group)
+            tally = around.end(parameters)
             self._exchanging = False
             self._pending.add(tally)
             self.summary.exchanged |= group is not None
-            if rounds.comparison is not None:
-                self._comparison = rounds.comparison
-                self.summary.comparisons.append(rounds.comparison)
+            if around.comparison is not None:
+                self._comparison = around.comparison
+                self.summary.comparisons.append(around.comparison)
 
     def _told_step(self, step: OptimizerStep) -> None:
         """An optimizer is about to step; where many step inside of a backward pass, all of them have."""
@@ -363,7 +364,7 @@ class ScriptTraining:
         if place.rank is not None:
             summary.rank, summary.world_size = place.rank, place.world_size
         comparison, self._comparison = self._comparison, None
-        self._log.step(step, tally, comparison, seconds, self._sizes, summary)
+        self._log.step(step, tally, comparison, seconds)
 
 
 def training(settings: Mapping[str, Any], on_record: Callable[[dict[str, Any]], None] | None = None) -> ScriptTraining:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
-    from gtrace.types import Key, State
 
     #: float32[n] of the host or of a device
     Vector: TypeAlias = NDArray[np.float32] | torch.Tensor
@@ -33,25 +32,13 @@ def flat(values: Any, codec: Codec) -> Vector:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(values, torch.Tensor):
         return as_values(values)
-    vector: Vector = _device().flat(values, codec)
+    vector: Vector = engine().flat(values, codec)
     return vector
 
 
-class TensorEngine:
-    """The engine of links whose values may be tensors of a device: :mod:`gtrace.training.device`, imported late."""
-
-    def encode(self, codec: Codec, state: State, values: torch.Tensor, key: Key) -> bytes:
-        """The payload of ``codec.encode``."""
-        payload: bytes = _device().encode(codec, state, values, key)
-        return payload
-
-    def receive(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device) -> torch.Tensor:
-        """The result of ``codec.decode`` on a device."""
-        decoded: torch.Tensor = _device().decode(codec, shared, payload, size, place)
-        return decoded
-
-
-ENGINE = TensorEngine()
+def engine() -> Any:
+    """:mod:`gtrace.training.device`, the engine of links for tensors; only called when torch is already imported."""
+    return importlib.import_module("gtrace.training.device")
 
 
 def place_of(values: Vector) -> torch.device | None:
@@ -101,7 +88,7 @@ def plain_mean(vectors: Sequence[Vector]) -> Vector:
     if isinstance(vectors[0], np.ndarray):
         total: NDArray[np.float64] = np.mean(vectors, axis=0, dtype=np.float64)
         return total.astype(np.float32)
-    mean: Vector = _device().mean([one for one in vectors if not isinstance(one, np.ndarray)])
+    mean: Vector = engine().mean([one for one in vectors if not isinstance(one, np.ndarray)])
     return mean
 
 
@@ -125,8 +112,3 @@ def cut(whole: Vector, sizes: Sequence[int]) -> list[Vector]:
     if isinstance(whole, np.ndarray):
         return list(np.split(whole, np.cumsum(sizes)[:-1]))
     return list(sys.modules["torch"].split(whole, list(sizes)))
-
-
-def _device() -> Any:
-    """The module for tensors, which imports torch: only called when torch is already imported."""
-    return importlib.import_module("gtrace.training.device")

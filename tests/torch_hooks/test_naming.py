@@ -4,7 +4,7 @@ import torch
 from helpers_hooks import module
 from torch import nn
 
-from gtrace.torch_hooks.naming import ModuleCollector, Names, ParameterName, name_parameters
+from gtrace.torch_hooks.naming import ModuleCollector, Names, ParameterName
 
 
 def groups_of(*parameters):
@@ -12,7 +12,7 @@ def groups_of(*parameters):
 
 
 def names(groups, modules=(), scan=False, **options):
-    table = name_parameters(groups, modules, scan=scan, **options)
+    table = Names().of(groups, modules, scan=scan, **options)
     return [table[id(p)].name for group in groups for p in group["params"]]
 
 
@@ -28,7 +28,7 @@ PATHS = [name for name, _ in Net().named_parameters()]
 
 def test_names_are_paths_in_the_tree_of_the_outermost_module():
     net = Net()
-    table = name_parameters(groups_of(*net.parameters()), [net.encoder, net.layers[0], net], scan=False)
+    table = Names().of(groups_of(*net.parameters()), [net.encoder, net.layers[0], net], scan=False)
     assert [table[id(p)].name for p in net.parameters()] == PATHS
     assert table[id(net.layers[1].bias)] == ParameterName("layers.1.bias", (), "LayerNorm", "Net")
     # A part of the model is not the model, and a module inside itself is walked once.

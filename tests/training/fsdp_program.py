@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
 from gtrace.errors import UsageError
-from gtrace.training.fsdp import ShardedGradient
+from gtrace.training.ddp import ShardedGradient
 from gtrace.training.ranks import Piece
 
 STEPS = 3

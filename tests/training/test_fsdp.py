@@ -8,7 +8,7 @@ from helpers_training import reports_of_ranks
 
 import gtrace
 from gtrace.errors import UsageError
-from gtrace.training.fsdp import ShardedGradient
+from gtrace.training.ddp import ShardedGradient
 
 
 @pytest.fixture(scope="module")

@@ -310,7 +310,7 @@ def simulated(codec):
     """The program's ranks in one process: the weights of each after each step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
-    options = LinkOptions(RefitSchedule.parse(DEFAULT_REFIT), 0, vectors.ENGINE)
+    options = LinkOptions(RefitSchedule.parse(DEFAULT_REFIT), 0, vectors.engine)
 
     def make(one, *rest):
         return LocalSteps(one, *rest, inner=torch.optim.Adam(one.parameters(), lr=0.01), every=EVERY)

@@ -77,7 +77,6 @@ class _Images(Task):
     _weight_decay: ClassVar[float] = 0.0
 
     def _inputs(self, images: torch.Tensor) -> torch.Tensor:
-        """The network's input."""
         return images
 
     def batch(self, random: np.random.Generator, size: int) -> Batch:

@@ -17,7 +17,7 @@ import math
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from gtrace.sketch import MomentSketch
 from gtrace.torch_hooks.outputs import output_tensors
 from gtrace.training import vectors
 from gtrace.training.exchange import Bad, Nonfinite, Tally, without_nonfinite
+from gtrace.training.settings import LAYERS
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from gtrace.codecs import Codec
-    from gtrace.schedule import RefitSchedule
+    from gtrace.training.settings import StudySettings
 
 
 @dataclass(slots=True)
@@ -72,13 +73,13 @@ class LayerCodecs:
         UsageError: the codec keeps memory between steps.
     """
 
-    def __init__(self, codec: Codec, *, worker: int, seed: int, refit: RefitSchedule) -> None:
+    def __init__(self, codec: Codec, options: LinkOptions, worker: int) -> None:
         if codec.stateful:
             raise UsageError(
                 f"kind neural: {codec} keeps memory of each value between steps, and every batch has other values; "
                 "choose a codec without memory"
             )
-        self._codec, self._worker, self._options = codec, worker, LinkOptions(refit, seed)
+        self._codec, self._worker, self._options = codec, worker, options
         spec = fit_spec(codec)
         #: the one receiver of all tensors under scope=model, and their common state, once it is fitted
         self._common = Receiver(codec, 0) if spec is not None and spec.scope == "model" else None
@@ -179,11 +180,6 @@ class LayerCodecs:
             sender.skip(step)
 
 
-#: layers with compressed output gradients: all but the last, or all
-Layers: TypeAlias = Literal["inner", "all"]
-LAYERS: tuple[Layers, ...] = get_args(Layers)
-
-
 class NeuralCompression:
     """A codec on the neural gradients of a model that simulated workers share.
 
@@ -194,10 +190,10 @@ class NeuralCompression:
 
     Args:
         codec: the codec of the gradients; without memory.
-        nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves it unchanged, so that the
+        settings: of the study. If a gradient holds NaN or infinity, ``skip`` leaves it unchanged, so that the
             resulting weight gradients are left out; ``zero`` replaces NaN and infinity by zeros; ``error`` raises.
-        layers: ``inner`` leaves out gradients that come from the loss without passing another layer, ``all``
-            compresses them too. The loss must depend on the output of ``model``.
+            Layers ``inner`` leave out gradients that come from the loss without passing another layer, ``all``
+            compress them too; the loss must depend on the output of ``model``.
 
     Attributes:
         owners: parameter name -> the modules that own it; a tied weight has several.
@@ -206,21 +202,13 @@ class NeuralCompression:
         UsageError: the codec keeps memory between steps, or an unknown choice of layers.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        codec: Codec,
-        *,
-        workers: int,
-        seed: int,
-        refit: RefitSchedule,
-        nonfinite: Nonfinite,
-        layers: Layers = "inner",
-    ) -> None:
+    def __init__(self, model: nn.Module, codec: Codec, settings: StudySettings) -> None:
+        layers = settings.layers
         if layers not in LAYERS:
             raise UsageError(f"layers: '{layers}' is unknown; {suggest(str(layers), LAYERS)}")
-        self._layers = [LayerCodecs(codec, worker=worker, seed=seed, refit=refit) for worker in range(workers)]
-        self._nonfinite = nonfinite
+        options = LinkOptions(settings.refit, settings.seed)
+        self._layers = [LayerCodecs(codec, options, worker) for worker in range(settings.workers)]
+        self._nonfinite = settings.nonfinite
         self._batch: Batch | None = None
         self._tally, self._bad = Tally(), list[Bad]()
         holders: dict[int, set[str]] = {}

@@ -144,15 +144,7 @@ class TrainingRun:
         self._neural: NeuralCompression | None = None
         if settings.kind == "neural":
             assert isinstance(codec, Codec), "a study refuses plans of neural gradients"
-            self._neural = NeuralCompression(
-                self._model,
-                codec,
-                workers=settings.workers,
-                seed=settings.seed,
-                refit=settings.refit,
-                nonfinite=settings.nonfinite,
-                layers=settings.layers,
-            )
+            self._neural = NeuralCompression(self._model, codec, settings)
         self._joint: JointWorkers | None = None
         if joint:
             rules = CodecTable.of(codec, min_size=settings.min_size)

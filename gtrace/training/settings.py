@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from gtrace.codecs.assignment import Coding
     from gtrace.training.exchange import Nonfinite
-    from gtrace.training.neural import Layers
     from gtrace.training.tasks import Recipe
     from gtrace.training.weights import WeightLevels
 
@@ -31,6 +30,9 @@ T = TypeVar("T")
 #: what is compressed: weight gradients between workers, or the gradients that enter each layer's backward
 Kind: TypeAlias = Literal["weight", "neural"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+#: for kind neural, layers with compressed output gradients: all but the last, or all
+Layers: TypeAlias = Literal["inner", "all"]
+LAYERS: tuple[Layers, ...] = get_args(Layers)
 
 #: default number of simulated workers; neural gradients stay inside each one
 DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}

@@ -14,15 +14,15 @@ from torch import nn
 import gtrace
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
-from gtrace.training import NonfiniteGradientError, RefitSchedule, Study, load_task, train
+from gtrace.training import NonfiniteGradientError, Recipe, Study, StudyOptions, load_task, train
 from gtrace.training.neural import NeuralCompression, shadow
 from gtrace.types import Key
 
 
 def compressed(model, codec, *, refit="once", layers="all", **options):
     chosen = gtrace.codec(codec) if isinstance(codec, str) else codec
-    given = {"workers": 1, "seed": 7, "nonfinite": "skip", **options}
-    return NeuralCompression(model, chosen, refit=RefitSchedule.parse(refit), layers=layers, **given)
+    given = StudyOptions(kind="neural", seed=7, refit=refit, layers=layers, **options)
+    return NeuralCompression(model, chosen, given.settings(Recipe(steps=1, batch_size=1, lr=0.1), ()))
 
 
 def tensors(neural):

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.report.analysis.run_logs import RunLogAnalysis
     from gtrace.report.analysis.savings import Savings
-    from gtrace.training.scriptlog import ScriptSummary
-    from gtrace.training.unmodified import ScriptTraining
+    from gtrace.training.unmodified import ScriptSummary, ScriptTraining
 
 
 def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple[str, ...]) -> int:
@@ -197,7 +196,7 @@ def run_all(
 
     Args:
         program: what to run.
-        setup: settings of the process of each codec, as :class:`gtrace.training.scriptlog.ScriptOptions`; the first is
+        setup: settings of the process of each codec, as :class:`gtrace.training.unmodified.ScriptOptions`; the first is
             the uncompressed run.
         seeds: of the runs; each is in ``GTRACE_SEED``, and seeds random, numpy and torch before the program starts.
         log: run log to write; an earlier one is replaced.

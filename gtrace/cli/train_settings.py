@@ -55,7 +55,7 @@ class RunSettings:
 
     In the metadata of a field ``only`` says that a task or a SCRIPT alone has the option, and ``call`` lists the calls
     that take it under its own name: ``study`` (:class:`gtrace.training.Study`) and ``script``
-    (:class:`gtrace.training.scriptlog.ScriptOptions`).
+    (:class:`gtrace.training.unmodified.ScriptOptions`).
     """
 
     bits: int | None = option(None, help="Nominal bits of a codec that has them.")

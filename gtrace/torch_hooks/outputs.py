@@ -33,7 +33,6 @@ class Output(NamedTuple):
     """One tensor that one call of a module returned.
 
     Attributes:
-        name: the module's name.
         order: number of the call among all calls of all modules, ascending.
         place: number of the tensor in the call's output.
     """

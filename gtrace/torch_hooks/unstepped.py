@@ -75,10 +75,8 @@ class _Leaf:
     """A parameter after a backward pass: what shows later whether the program has changed it.
 
     Attributes:
-        parameter: it.
         gradient: a copy, None if the step is not recorded.
-        version: its version counter.
-        place: its memory.
+        place: the address of the parameter's memory.
         largest: place of the element with the largest gradient among some, None if all of these are zero.
         value: that element.
         name: of the program's variable, while it held the parameter; empty without one, and for weights of modules.

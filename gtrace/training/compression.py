@@ -170,7 +170,6 @@ def after_closure(
 
     Args:
         args: the step's arguments, the optimizer first, as a pre-hook gets them.
-        kwargs: the step's keyword arguments.
         then: called when gradients are there; at once if there is no closure.
 
     Returns:

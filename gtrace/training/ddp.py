@@ -666,7 +666,6 @@ class ShardedGroup:
         Args:
             output_tensor: [n], this rank's chunks.
             input_tensor: [ranks * n], the chunks of every rank.
-            group: the ranks.
             op: mean, sum, or a sum with a factor.
             async_op: torch never asks for it.
 

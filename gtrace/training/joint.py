@@ -160,7 +160,6 @@ class OneBitAdam(JointOptimizer):
     one server and one scale; DeepSpeed's server has a scale for each rank's chunk.
 
     Args:
-        model, codecs: see :class:`JointOptimizer`.
         warmup: number of exact steps.
     """
 
@@ -193,7 +192,6 @@ class ZeroOneAdam(JointOptimizer):
     exchange have error feedback if the codec has it; it starts again when the second moment is frozen.
 
     Args:
-        model, codecs: see :class:`JointOptimizer`.
         warmup: steps until the second moment is frozen.
         every: longest interval between exchanges.
         doubling: steps after which the interval doubles.
@@ -266,7 +264,6 @@ class LocalSteps(JointOptimizer):
     """DiLoCo: each rank steps alone, and every H steps the averaged change of the weights is an outer gradient.
 
     Args:
-        model, codecs: see :class:`JointOptimizer`.
         inner: this rank's own optimizer.
         every: H.
     """

@@ -127,7 +127,6 @@ class GaussNewton:
     Args:
         task: whose criterion is the loss.
         model: in the mode it is in; it does not change.
-        batch: the samples.
 
     Raises:
         RuntimeError: an operation of the model has no second derivative in torch.
@@ -199,7 +198,6 @@ class NoiseAhead:
 
         Args:
             gradients: of each worker, exact.
-            averaged: what arrived.
             clipped: factor by which clipping scales the averaged gradient.
             lr: mean learning rate of the steps that are left.
 

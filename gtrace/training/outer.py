@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gtrace.codecs.assignment import CodecTable
-    from gtrace.training.ddp import AllReduceComparison
-    from gtrace.training.scriptlog import ScriptOptions
+    from gtrace.training.ddp import AllReduceComparison, RankOptions
 
     #: name of a parameter -> a tensor of its shape
     Tensors: TypeAlias = dict[str, torch.Tensor]
@@ -193,8 +192,10 @@ class ProgramRounds:
     Their state is saved and loaded with the optimizer's own ``state_dict``.
     """
 
-    def __init__(self, options: ScriptOptions, every: int, rules: CodecTable, warn: Callable[[str], None]) -> None:
-        self._options, self._every, self._rules, self._warn = options, every, rules, warn
+    def __init__(
+        self, rules: CodecTable, options: RankOptions, workers: int, every: int, warn: Callable[[str], None]
+    ) -> None:
+        self._rules, self._options, self._workers, self._every, self._warn = rules, options, workers, every, warn
         self._rounds: weakref.WeakKeyDictionary[Optimizer, OuterRounds] = weakref.WeakKeyDictionary()
         #: what a checkpoint holds for an optimizer that has not stepped yet
         self._saved: weakref.WeakKeyDictionary[Optimizer, Mapping[str, Any]] = weakref.WeakKeyDictionary()
@@ -228,7 +229,7 @@ class ProgramRounds:
             return found
         options = self._options
         exchange: RankExchange | Exchange = (
-            Exchange(self._rules, options.workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite)
+            Exchange(self._rules, self._workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite)
             if group is None
             else RankExchange(self._rules, group, options=options)
         )

@@ -260,8 +260,6 @@ class RankCodecs:
         """Pass the decoded values of this rank's own messages to its memory, and measure their error.
 
         Args:
-            pieces, values, role: as for :meth:`encode`.
-            arrived: the decoded values.
             counted: ``down`` for the error of sums that go up once more; None for ``role``.
         """
         for piece, array, decoded in zip(pieces, values, arrived, strict=True):

@@ -113,11 +113,7 @@ class StudyOptions:
             raise UsageError(f"seeds: {self.seeds} is below 1")
 
     def settings(self, recipe: Recipe, weights: Sequence[WeightLevels]) -> StudySettings:
-        """Complete settings: a task's own values replace None, and texts are parsed.
-
-        Args:
-            recipe: the task's recipe.
-            weights: the parsed ``weights``.
+        """Complete settings: the task's values replace None, and texts are parsed; ``weights`` by the caller.
 
         Raises:
             UsageError: a setting out of range.
@@ -332,11 +328,7 @@ def joint_name(optimizer: str, every: int | None) -> str:
 
 
 def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings) -> str:
-    """As one would type it; empty for a task that is not built in, and a table without a file.
-
-    Args:
-        codecs: the exact one first.
-    """
+    """As one would type it; the exact codec is first. Empty for a task that is not built in, a table without a file."""
     tables = [item for item in codecs if isinstance(item, CodecTable)]
     named = [str(item) for item in codecs[1:] if item not in tables] or ([] if tables else [str(codecs[0])])
     if task not in task_names() or not all(item.source for item in tables):

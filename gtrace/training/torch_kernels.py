@@ -51,7 +51,6 @@ def quantize(
     """Symbols of finite float32[n] in buckets of ``bucket`` values, equal to those of the rule's kernel.
 
     Args:
-        rule: the codec's rule.
         x: float32[n], contiguous.
         bucket: values that share a scale.
         scales: float32[buckets], on the same device.

@@ -71,7 +71,6 @@ def run_bench(
 
     Args:
         specs: of the codecs in question; what a spec leaves open runs over the protocol's ranges.
-        protocol: what is measured.
         at: measured bits per coordinate of the first table; the protocol's by default. A codec of one configuration
             is compared at its own bits.
         jobs: threads; numbers do not depend on them.

@@ -62,10 +62,8 @@ class _Finder:
 def call_after_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
     """Call ``callback`` as soon as the top-level module ``name`` has been imported.
 
-    It is called at once if the module is already imported, and never if nobody imports it.
-
-    Returns:
-        a function that cancels the call.
+    It is called at once if the module is already imported, and never if nobody imports it. Returns a function that
+    cancels the call.
     """
     if name in sys.modules:
         callback()
@@ -106,9 +104,7 @@ _call_off: list[Callable[[], None]] = []
 def children_call(module: str, argument: Mapping[str, Any]) -> Iterator[None]:
     """Inside the block, every Python process that is launched calls ``module.start(argument)`` when it imports torch.
 
-    Args:
-        module: an importable module.
-        argument: JSON values.
+    The argument has JSON values.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(gtrace.__file__)))
     python = [sys.prefix, *sys.version_info[:2]]

@@ -151,12 +151,7 @@ def _interpreter(place: str) -> str | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended.
-
-    Attributes:
-        exit_code: the exit code as a shell sees it (0 to 255).
-        interrupted: a KeyboardInterrupt ended the program.
-    """
+    """How a program ended: its exit code as a shell sees it (0 to 255), and whether a KeyboardInterrupt ended it."""
 
     exit_code: int = 0
     interrupted: bool = False

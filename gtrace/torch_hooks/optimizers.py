@@ -71,11 +71,7 @@ def group_facts(kind: str, group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing_groups(optimizer: Optimizer | Rounds) -> dict[int, dict[str, Any]]:
-    """What sets the parameter groups after the first one apart.
-
-    Returns:
-        ``id(parameter)`` -> facts of its group that differ, for parameters of such groups.
-    """
+    """``id(parameter)`` -> the facts in which its group differs from the first one, for parameters of such groups."""
     first, *others = optimizer.param_groups
     kind = kind_of(optimizer)
     usual = group_facts(kind, first)

@@ -138,11 +138,7 @@ class Losses:
         self.scaler: GradScaler | None = None
 
     def of(self, groups: Iterable[Mapping[str, Any]]) -> tuple[float, int]:
-        """The losses behind a step of an optimizer with these parameter groups.
-
-        Returns:
-            the sum of the losses, NaN if nothing was backpropagated, and their number.
-        """
+        """Sum and number of the losses behind a step of an optimizer with these groups; NaN and 0 without any."""
         found = (
             {self._since.get(id(parameter), self._all) for parameter in parameters_of(groups)} if self._since else ()
         )

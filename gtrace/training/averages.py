@@ -16,8 +16,7 @@ from gtrace.sweep.gradient_noise import stream
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.limits import CHUNK
 from gtrace.training import vectors
-from gtrace.training.frames import SimulatedRank, lockstep
-from gtrace.training.ranks import Piece, RankCodecs
+from gtrace.training.ranks import Piece, RankCodecs, SimulatedRank, lockstep
 from gtrace.training.ways import averaging, way
 from gtrace.types import Key
 

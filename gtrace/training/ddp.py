@@ -32,8 +32,7 @@ from gtrace.torch_hooks.naming import Names
 from gtrace.training import device, vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, without_nonfinite
-from gtrace.training.frames import NOT_FINITE, Collectives
-from gtrace.training.ranks import Piece, RankCodecs
+from gtrace.training.ranks import NOT_FINITE, Collectives, Piece, RankCodecs
 from gtrace.training.ways import averaging, way
 
 if TYPE_CHECKING:
@@ -712,11 +711,7 @@ class ShardedGroup:
 
     @never_compiled
     def reduce_replicas(self, reduced: torch.Tensor) -> None:
-        """Average this rank's chunks with those of its replicas; torch calls this after the reduce-scatter.
-
-        Args:
-            reduced: [n], this rank's chunks.
-        """
+        """Average this rank's chunks, [n], with those of its replicas; torch calls this after the reduce-scatter."""
         if self._partial is not None:
             reduced += self._partial
             self._partial = None

@@ -1,6 +1,6 @@
 """Optimizers whose step includes the exchange: what travels between ranks is not the gradient.
 
-Each object here is one rank's. Its ``step`` is a generator, see :mod:`gtrace.training.frames`: :class:`JointWorkers`
+Each object here is one rank's. Its ``step`` is a generator, see :mod:`gtrace.training.ranks`: :class:`JointWorkers`
 runs those of one process side by side.
 """
 
@@ -16,9 +16,8 @@ import torch
 from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Bad, Tally, without_nonfinite
-from gtrace.training.frames import NOT_FINITE, SimulatedRank, lockstep
 from gtrace.training.outer import OuterNesterov
-from gtrace.training.ranks import Piece, RankCodecs
+from gtrace.training.ranks import NOT_FINITE, Piece, RankCodecs, SimulatedRank, lockstep
 from gtrace.training.ways import ALL_GATHER, SERVED, averaging
 
 if TYPE_CHECKING:
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
     from gtrace.codecs.assignment import CodecTable
     from gtrace.codecs.link import LinkOptions
     from gtrace.training.exchange import Nonfinite
-    from gtrace.training.frames import Exchanging
     from gtrace.training.outer import Tensors
-    from gtrace.training.ranks import Values
+    from gtrace.training.ranks import Exchanging, Values
 
 T = TypeVar("T")
 #: Adam's, which the two of one bit keep
@@ -43,7 +41,6 @@ class JointOptimizer(ABC):
 
     Args:
         model: this rank's model; the gradients are those of its parameters, and may differ between ranks.
-        codecs: this rank's codecs.
 
     Attributes:
         parameters: name -> each trained parameter.
@@ -158,9 +155,6 @@ class OneBitAdam(JointOptimizer):
     moment is frozen, and each rank sends its momentum beta1 m + (1 - beta1) g through the codec to a server, which
     sends the average back through the codec: with error feedback on both sides if the codec has it. Each tensor has
     one server and one scale; DeepSpeed's server has a scale for each rank's chunk.
-
-    Args:
-        warmup: number of exact steps.
     """
 
     served = True
@@ -187,14 +181,10 @@ class ZeroOneAdam(JointOptimizer):
 
     In the first ``warmup`` + 1 steps the second moment follows exact averages, at steps that become rarer: after each
     16 of them their interval doubles. At the steps between, gradients go through the codec. Then the second moment
-    is frozen: ranks step alone, and at intervals that double up to ``every`` they exchange, through the codec, the sum
-    of lr m over these steps. From it all get the same weights, and its mean over lr is the momentum. Both ways of the
-    exchange have error feedback if the codec has it; it starts again when the second moment is frozen.
-
-    Args:
-        warmup: steps until the second moment is frozen.
-        every: longest interval between exchanges.
-        doubling: steps after which the interval doubles.
+    is frozen: ranks step alone, and at intervals that double after each ``doubling`` steps, up to ``every``, they
+    exchange, through the codec, the sum of lr m over these steps. From it all get the same weights, and its mean over
+    lr is the momentum. Both ways of the exchange have error feedback if the codec has it; it starts again when the
+    second moment is frozen.
     """
 
     served = True
@@ -261,11 +251,9 @@ class ZeroOneAdam(JointOptimizer):
 
 
 class LocalSteps(JointOptimizer):
-    """DiLoCo: each rank steps alone, and every H steps the averaged change of the weights is an outer gradient.
+    """DiLoCo: ranks step alone, each with its ``inner`` optimizer, and exchange at every H-th step, H = ``every``.
 
-    Args:
-        inner: this rank's own optimizer.
-        every: H.
+    The averaged change of the weights is an outer gradient.
     """
 
     def __init__(self, model: nn.Module, codecs: RankCodecs, *, inner: torch.optim.Optimizer, every: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gtrace.kernels.compare import ascending, distances, weighted_sums
-from gtrace.metrics import relative, update_weights
+from gtrace.metrics import ratio, relative, update_weights
 from gtrace.noise import Dynamics, moments, noise_between
 from gtrace.training.plain import seeded_batch
 from gtrace.training.tasks import Task
@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 
 
 class Measurement:
-    """Sums over the tensors of one step.
-
-    Args:
-        optimizer: its state before the step.
-        parameters: name -> parameter, in the order of the model.
-    """
+    """Sums over the tensors of one step, before the optimizer makes it; parameters are in the order of the model."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         self._optimizer, self._parameters = optimizer, parameters
@@ -108,9 +103,7 @@ class Measurement:
             "update_error": relative(self._weighted_error, self._weighted_energy),
             "step_error": relative(self._step_error, self._weighted_energy),
             "w1": relative(self._moved, self._norm1),
-            "cosine": self._inner / math.sqrt(self._energy * self._decoded)
-            if self._energy * self._decoded > 0
-            else math.nan,
+            "cosine": ratio(self._inner, math.sqrt(self._energy * self._decoded)),
         }
 
 
@@ -145,11 +138,7 @@ class GaussNewton:
         )
 
     def __call__(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        """G v.
-
-        Args:
-            vector: float64[d], all trained parameters of the model in its order, flat.
-        """
+        """G v of float64[d], all trained parameters of the model in its order, flat."""
         parts = torch.split(torch.from_numpy(vector.astype(np.float32)), [p.numel() for p in self._parameters])
         shaped = [part.view_as(p) for part, p in zip(parts, self._parameters, strict=True)]
         grad = torch.autograd.grad
@@ -172,14 +161,12 @@ class NoiseAhead:
     Noise of covariance S costs tr(W S), with W = w_T of the curvature (:func:`gtrace.noise.impulse_weight`). One vector
     x of noise gives x' W x by Lanczos quadrature, and its expectation is tr(W S). Under Adam and AdamW, x and the
     curvature are in coordinates divided by s = (sqrt(v) + eps)^(-1/2).
-
-    Attributes:
-        why: why nothing can be measured in this training, in a clause; empty if it can.
     """
 
     def __init__(self, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, settings: StudySettings) -> None:
         self._task, self._model, self._optimizer, self._settings = task, model, optimizer, settings
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        #: why nothing can be measured in this training, in a clause; empty if it can
         self.why = ""
         if type(task).loss is not Task.loss:
             self.why = f"the loss of {task.name} is not a criterion of the model's outputs"

@@ -69,10 +69,6 @@ class QNetwork:
 
     Weights are uniform in +-1 / sqrt(inputs of the layer), biases zero. The paper gives no initialization.
 
-    Args:
-        inputs: T, smoothed losses.
-        outputs: numbers of bits.
-
     Attributes:
         weights: ``hidden`` float64[10, T], ``hidden_bias`` float64[10], ``out`` float64[outputs, 10], ``out_bias``
             float64[outputs].
@@ -97,8 +93,7 @@ class QNetwork:
     def sarsa(self, state: NDArray[np.float64], output: int, target: float, rate: float) -> bool:
         """v += rate [target - Q] dQ/dv with Q = ``output`` at ``state``; the target is a number (semi-gradient).
 
-        Returns:
-            whether it was done: an update that is not finite is skipped.
+        Returns whether it was done: an update that is not finite is skipped.
         """
         w = self.weights
         h = self._rectified(state)

@@ -249,16 +249,13 @@ class NeuralCompression:
 
 
 class Batch:
-    """One worker's batch; made by :meth:`NeuralCompression.batch`.
-
-    Attributes:
-        previewed: number of gradients compressed for a shadow so far.
-    """
+    """One worker's batch; made by :meth:`NeuralCompression.batch`."""
 
     def __init__(
         self, layers: LayerCodecs, step: int, worker: int, nonfinite: Nonfinite, tally: Tally, bad: list[Bad]
     ) -> None:
         self.step = step
+        #: number of gradients compressed for a shadow so far
         self.previewed = 0
         self._layers, self._worker, self._nonfinite = layers, worker, nonfinite
         self._tally, self._bad = tally, bad
@@ -376,12 +373,7 @@ class ShadowError:
 
 @dataclass(slots=True)
 class ShadowSummary:
-    """Means over the shadow passes of a run.
-
-    Attributes:
-        steps: number of shadow passes.
-        seconds: their CPU time.
-    """
+    """Means over the shadow passes of a run: how many there were, and the CPU seconds that they took."""
 
     steps: int = 0
     seconds: float = 0.0

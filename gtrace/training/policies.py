@@ -63,10 +63,7 @@ class BitPolicy(ABC):
 
 
 class BitSchedule(BitPolicy):
-    """Bits from a fixed schedule.
-
-    Args:
-        bits: step -> bits from that step on; includes step 0.
+    """Bits from a fixed schedule: step -> bits from that step on.
 
     Raises:
         UsageError: no bits for step 0.
@@ -88,10 +85,6 @@ class Adaptive(BitPolicy):
 
     Oeland and Raj, Reducing communication overhead in distributed learning by an order of magnitude (almost), 2015, as
     MQGrad's authors ran it. A worker without finite gradients does not count; without any, it is the most.
-
-    Args:
-        bits: least and most.
-        divisor: RMS of a gradient that adds one bit.
 
     Raises:
         UsageError: a parameter out of range.
@@ -167,15 +160,10 @@ _POLICIES: dict[str, tuple[dict[str, Callable[[str], Any]], str]] = {
     "mqgrad": (
         {
             "bits": _range,
-            "period": int,
-            "alpha": float,
-            "epsilon": float,
-            "learning_rate": float,
-            "discount": float,
-            "reward_scale": float,
-            "seed": int,
             "cost": str,
-            "constant_reward": float,
+            **dict.fromkeys(("period", "seed"), int),
+            **dict.fromkeys(("alpha", "epsilon", "learning_rate", "discount"), float),
+            **dict.fromkeys(("reward_scale", "constant_reward"), float),
         },
         "mqgrad:period=5,seed=1",
     ),
@@ -238,11 +226,7 @@ class PolicySpec:
         return given.get("bits", DEFAULT_BITS) if self.chooses else ()
 
     def begin(self, seed: int) -> BitPolicy | None:
-        """The policy of one run, None for fixed.
-
-        Args:
-            seed: seed of the run; an option ``seed`` takes precedence.
-        """
+        """The policy of one run, None for fixed; an option ``seed`` takes precedence over the run's."""
         given = dict(self.given)
         if self.name == "schedule":
             return BitSchedule({int(step): bits for step, bits in given.items()})
@@ -323,23 +307,16 @@ class ParameterServerClock:
 
 
 class BitControl:
-    """Asks a policy before every exchange.
-
-    Attributes:
-        seconds: simulated duration of the previous step; the caller sets it.
-    """
+    """Asks a policy before every exchange."""
 
     def __init__(self, policy: BitPolicy, codec: Codec, exchange: Exchange) -> None:
+        #: simulated duration of the previous step; the caller sets it
         self.seconds = math.nan
         self.policy, self._codec, self._exchange = policy, codec, exchange
         self._bits = 0
 
     def before(self, step: int, loss: float, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> dict[str, Any]:
-        """Choose the bits of a step; returns the fields for the run log.
-
-        Args:
-            gradients: per worker, tensor -> float32 of any shape.
-        """
+        """Choose the bits of a step, with each worker's float32 gradients; returns the fields for the run log."""
         self._use(self.policy.choose(step, loss, self.seconds, lambda: [self._rms(one) for one in gradients]))
         return {"codec_bits": self._bits, **self.policy.record()}
 

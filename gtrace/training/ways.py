@@ -1,4 +1,4 @@
-"""Ways of averaging among ranks: generators, see :mod:`gtrace.training.frames`.
+"""Ways of averaging among ranks: generators, see :mod:`gtrace.training.ranks`.
 
 Each runs on all ranks with the same tensors in the same order, and its result has the same bytes on all. Where a sum is
 encoded again, its error comes on top of that of the workers' own encodings.
@@ -22,8 +22,7 @@ from gtrace.codecs.wrappers import Wrapper
 from gtrace.coding import pack_fixed, unpack_fixed, width_for
 from gtrace.errors import UsageError, suggest
 from gtrace.training import vectors
-from gtrace.training.frames import NOT_FINITE, Exchanging, join, pack, split, unpack
-from gtrace.training.ranks import Piece, sendable
+from gtrace.training.ranks import NOT_FINITE, Exchanging, Piece, join, pack, sendable, split, unpack
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -205,13 +204,9 @@ def ring(codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], s
 def hierarchical(
     codecs: RankCodecs, pieces: Sequence[Piece], parts: Sequence[Vector], step: int, *, node: int
 ) -> Averaging:
-    """Ranks of a node average pieces among themselves, then nodes among each other.
+    """Each ``node`` ranks that follow each other average pieces among themselves, then nodes among each other.
 
     Each value is encoded twice (ZeRO++'s qgZ, Wang et al. 2023), and once more on its way to all ranks.
-
-    Args:
-        codecs, pieces, parts, step: as for :func:`averaging`.
-        node: ranks of a node, which follow each other.
 
     Raises:
         UsageError: the ranks are not whole nodes.
@@ -344,9 +339,7 @@ def all_reduce(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Valu
 def split_tensor(tensor: Piece, ranks: int, most: int | None = None) -> list[Piece]:
     """Pieces of a tensor: whole buckets, nearly as many for each rank; which rank begins depends on the name.
 
-    Args:
-        ranks: number of ranks, one of which owns each piece.
-        most: pieces at most; by default one for each rank.
+    There are at most ``most`` pieces, by default one for each rank.
     """
     bucket = (tensor.codec.needs.bucket_size if tensor.codec.needs is not None else None) or 1
     blocks = -(-tensor.size // bucket)

@@ -27,8 +27,7 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
 from gtrace.schedule import RefitSchedule
 from gtrace.training import device
-from gtrace.training.frames import SimulatedRank, lockstep
-from gtrace.training.ranks import Piece, RankCodecs
+from gtrace.training.ranks import Piece, RankCodecs, SimulatedRank, lockstep
 from gtrace.training.ways import averaging, way
 
 if TYPE_CHECKING:

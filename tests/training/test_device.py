@@ -24,8 +24,7 @@ from gtrace.kernels.norms import power_sum
 from gtrace.sketch import MomentSketch
 from gtrace.training import device, torch_kernels, vectors
 from gtrace.training.exchange import Exchange
-from gtrace.training.frames import NOT_FINITE, SimulatedRank, lockstep
-from gtrace.training.ranks import Piece
+from gtrace.training.ranks import NOT_FINITE, Piece, SimulatedRank, lockstep
 from gtrace.training.ways import averaging
 from gtrace.training.ways import way as way_of
 

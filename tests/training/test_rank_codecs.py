@@ -9,8 +9,7 @@ from gtrace.coding.sketches import pack_sketch, unpack_sketch
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.pooling import pooled
 from gtrace.training import Exchange
-from gtrace.training.frames import NOT_FINITE, SimulatedRank, lockstep
-from gtrace.training.ranks import Piece
+from gtrace.training.ranks import NOT_FINITE, Piece, SimulatedRank, lockstep
 from gtrace.training.ways import averaging, split_tensor, way
 from gtrace.types import Key
 

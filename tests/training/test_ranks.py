@@ -10,7 +10,7 @@ from helpers_training import reports_of_ranks
 import gtrace
 from gtrace.codecs.link import Message
 from gtrace.errors import PayloadError, UsageError
-from gtrace.training import frames
+from gtrace.training import ranks
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +39,18 @@ def test_what_ranks_see(part, worlds, reports):
 
 
 def test_frames_come_back_and_damaged_ones_do_not():
-    messages = [Message(b"abc", b""), None, frames.NOT_FINITE, Message(b"x" * 300, b"levels"), Message(b"y", None)]
-    packed = frames.pack(messages)
-    assert frames.unpack(packed, 5) == messages
+    messages = [Message(b"abc", b""), None, ranks.NOT_FINITE, Message(b"x" * 300, b"levels"), Message(b"y", None)]
+    packed = ranks.pack(messages)
+    assert ranks.unpack(packed, 5) == messages
     for bad in (packed[:-1], packed + b"z", packed[:20], b""):
         with pytest.raises(PayloadError, match="differ"):
-            frames.unpack(bad, 5)
+            ranks.unpack(bad, 5)
     parts = [b"", b"one", b"three"]
-    assert frames.split(frames.join(parts), 3) == parts
+    assert ranks.split(ranks.join(parts), 3) == parts
     with pytest.raises(PayloadError, match="announce"):
-        frames.split(frames.join(parts)[:-1], 3)
+        ranks.split(ranks.join(parts)[:-1], 3)
     with pytest.raises(PayloadError, match="too few"):
-        frames.split(b"ab", 3)
+        ranks.split(b"ab", 3)
 
 
 @pytest.mark.parametrize(

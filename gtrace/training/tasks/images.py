@@ -163,12 +163,7 @@ class DigitsMLP(_Digits):
 
 
 class _Fashion(_Images):
-    """Both networks' data and loss.
-
-    Args:
-        test_images: number of test images, evenly spread; all 10,000 by default. Fewer make a test faster
-            and less precise.
-    """
+    """Both networks' data and loss. Fewer ``test_images``, evenly spread, make a test faster and less precise."""
 
     def __init__(self, test_images: int | None = None) -> None:
         folder = fashion_folder()
@@ -260,12 +255,9 @@ class FashionResNet8(_Fashion):
 
 
 def mqgrad_network(conv1: nn.Module, width: int, last: int) -> nn.Module:
-    """MQGrad's five layers: a first convolution to 64 channels of 28 x 28, another, and three linear ones.
+    """MQGrad's five layers: ``conv1`` to 64 channels of 28 x 28, another convolution, and three linear layers.
 
-    Args:
-        conv1: the first convolution.
-        width: outputs of the first linear layer.
-        last: outputs of the second.
+    These have ``width``, ``last`` and 10 outputs.
     """
     layers = OrderedDict[str, nn.Module](
         conv1=conv1,

@@ -73,7 +73,7 @@ def equal(spec, x):
     codec, on_host = gtrace.codec(spec), x.cpu().numpy()
     for state in states(codec, on_host):
         payload, shared = codec.encode(state, on_host, KEY), codec.shared(state)
-        decoded = device.decode(codec, shared, payload, x.numel(), x.device).cpu().numpy()
+        decoded = device.receive(codec, shared, payload, x.numel(), x.device).cpu().numpy()
         expected = codec.decode(shared, payload, x.numel())
         if device.encode(codec, state, x, KEY) != payload or decoded.tobytes() != expected.tobytes():
             return False
@@ -100,7 +100,7 @@ def times(spec, x, repeats):
         lambda: kernels.quantize(rule, x, bucket, scales, KEY, width),
         lambda: kernels.restore(packed, width, values, bucket, scales, out),
         lambda: device.encode(codec, state, x, KEY),
-        lambda: device.decode(codec, codec.shared(state), payload, x.numel(), place),
+        lambda: device.receive(codec, codec.shared(state), payload, x.numel(), place),
     )
     return width, [best(place, part, repeats) for part in parts]
 

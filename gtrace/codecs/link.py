@@ -46,7 +46,7 @@ class Engine(Protocol):
     def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
         """The payload of ``codec.encode``, with the same bytes for values on any device."""
 
-    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
+    def receive(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
         """The result of ``codec.decode`` on a device."""
 
 
@@ -420,7 +420,7 @@ class Receiver:
         if message.shared is not None:
             self.shared = message.shared
         if self._engine is not None and place is not None:
-            return self._engine().decode(self.codec, self.shared, message.payload, self.held.size, place)
+            return self._engine().receive(self.codec, self.shared, message.payload, self.held.size, place)
         values, self.held = self.codec.receive(self.held, self.shared, message.payload)
         return values
 

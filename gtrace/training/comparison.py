@@ -66,7 +66,7 @@ class Study:
         weights = [WeightLevels.parse(item) if isinstance(item, str) else item for item in options.weights]
         self.task = load_task(task) if isinstance(task, str) else task
         self.settings = options.settings(self.task.recipe, weights)
-        self._plans = plan_runs(chosen, self.settings.policies, weights, options.kind, self.settings.joint)
+        self._plans = plan_runs(chosen, self.settings)
         # Exchange a small tensor, so that kernels are compiled before times are measured.
         values = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64) ** 5
         for codec in dict.fromkeys(codec for plan in self._plans for codec in CodecTable.of(plan.codec).codecs):

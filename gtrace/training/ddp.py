@@ -270,13 +270,10 @@ class RankExchange:
         self._promised.append((buffer, future))
         # Shares depend on the gradients of all tensors, so buckets wait for the last one.
         if bucket.is_last() or not self._codecs.allocates:
-            pieces, values = [], []
-            for name, gradient in self._waiting:
-                codec = self.rules.choose(name, gradient.numel())
-                pieces.append(Piece(name, codec, gradient.numel(), shape=tuple(gradient.shape)))
-                values.append(device.flat(gradient, codec))
-            averages = self._exchange(self._codecs, pieces, values)
-            for (_, gradient), average in zip(self._waiting, averages, strict=True):
+            names, gradients = zip(*self._waiting, strict=True)
+            values = [device.flat(one, self.rules.choose(name, one.numel())) for name, one in self._waiting]
+            averages = self.average(names, values, [tuple(one.shape) for one in gradients])
+            for gradient, average in zip(gradients, averages, strict=True):
                 gradient.copy_(torch.as_tensor(average).view(gradient.shape))
             if bucket.is_last():
                 self.end_step()

@@ -104,7 +104,7 @@ def encode(codec: Composed, state: State, values: torch.Tensor, key: tuple[int, 
     return codec.seal(state, norms, tail, *coder.write(symbols.astype(np.uint16), grid, state))
 
 
-def decode(codec: Composed, shared: bytes, payload: bytes, size: int, device: torch.device) -> torch.Tensor:
+def receive(codec: Composed, shared: bytes, payload: bytes, size: int, device: torch.device) -> torch.Tensor:
     """The result of ``codec.decode`` as float32[size] on a device.
 
     Symbols at fixed width are unpacked there; others are decoded on the host.

@@ -28,7 +28,6 @@ DEFAULT_BITS = (2, 8)
 #: RMS of a gradient for which ``adaptive`` adds one bit
 DEFAULT_DIVISOR = 0.0005
 FIXED = "fixed"
-_BITS = re.compile(r"(\d+)-(\d+)")
 
 
 class BitPolicy(ABC):
@@ -146,7 +145,7 @@ class Learned(BitPolicy):
 
 
 def _range(text: str) -> tuple[int, int]:
-    found = _BITS.fullmatch(text)
+    found = re.fullmatch(r"(\d+)-(\d+)", text)
     if found is None:
         raise ValueError
     return int(found[1]), int(found[2])

@@ -34,9 +34,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 Layers: TypeAlias = Literal["inner", "all"]
 LAYERS: tuple[Layers, ...] = get_args(Layers)
 
-#: default number of simulated workers; neural gradients stay inside each one
-DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}
-
 
 #: optimizers whose step includes the exchange, see :mod:`gtrace.training.joint` -> longest interval between exchanges
 #: (DeepSpeed's default), None for one at every step; the uncompressed run beside them has Adam
@@ -108,10 +105,6 @@ class StudyOptions:
     measure: int | None = None
     weights: Sequence[str | WeightLevels] = ()
 
-    def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise UsageError(f"seeds: {self.seeds} is below 1")
-
     def settings(self, recipe: Recipe, weights: Sequence[WeightLevels]) -> StudySettings:
         """Complete settings: the task's values replace None, and texts are parsed; ``weights`` by the caller.
 
@@ -120,17 +113,24 @@ class StudyOptions:
         """
         steps = _chosen(self.steps, recipe.steps)
         policies = tuple(PolicySpec.parse(item) if isinstance(item, str) else item for item in self.policies)
+        network = self.network
+        if any(policy.timed for policy in policies):
+            # Measured times would make runs differ.
+            network = network or _PAPER_NETWORK
+            if network.compute is None:
+                network = dataclasses.replace(network, compute=DEFAULT_COMPUTE)
         given = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         return StudySettings(
             **{
                 **given,
-                "workers": _chosen(self.workers, DEFAULT_WORKERS.get(self.kind, 1)),
+                # Neural gradients stay inside each worker.
+                "workers": _chosen(self.workers, 4 if self.kind == "weight" else 1),
                 "steps": steps,
                 "batch_size": _chosen(self.batch_size, recipe.batch_size),
                 "lr": _chosen(self.lr, recipe.lr),
                 "refit": RefitSchedule.parse(self.refit) if isinstance(self.refit, str) else self.refit,
                 "eval_every": _chosen(self.eval_every, max(1, steps // 10)),
-                "network": timed_network(self.network, policies),
+                "network": network,
                 "policies": policies,
                 "down": self.down if self.down in ("", "same") else str(build_codec(self.down)),
                 "weights": tuple(weights),
@@ -212,7 +212,7 @@ class StudySettings(StudyOptions):
                 raise UsageError(f"{text}: is for gradients that are exchanged at every step; leave out {self.joint}")
 
     def _check_ranges(self) -> None:
-        for name in ("workers", "steps", "batch_size", "eval_every", "every", "shadow", "measure"):
+        for name in ("seeds", "workers", "steps", "batch_size", "eval_every", "every", "shadow", "measure"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name.replace('_', ' ')}: {value} is below 1")
@@ -266,13 +266,7 @@ class RunPlan(NamedTuple):
         return f"weights={self.weights}" if self.codec == Identity() else f"{name} weights={self.weights}"
 
 
-def plan_runs(
-    codecs: Sequence[Coding],
-    policies: Sequence[PolicySpec],
-    weights: Sequence[WeightLevels],
-    kind: str,
-    joint: str = "",
-) -> list[RunPlan]:
+def plan_runs(codecs: Sequence[Coding], settings: StudySettings) -> list[RunPlan]:
     """The runs: each codec with bits with each policy, the others once; policies in the outer order of the codecs.
 
     With levels of weights, the first codec has a run with exact weights, and each other one (or the first, if it is
@@ -282,14 +276,15 @@ def plan_runs(
         UsageError: no policy, the same one twice, one for neural gradients, for codecs without bits, or with bits
             that a codec cannot have; the same levels twice, or levels for kind neural.
     """
+    policies, weights = settings.policies, settings.weights
     if len(set(weights)) < len(weights):
         raise UsageError("weights: the same levels are named twice")
-    if weights and kind != "weight":
+    if weights and settings.kind != "weight":
         raise UsageError("weights: with kind neural they stay exact; choose kind weight")
     if not policies or len({str(policy) for policy in policies}) < len(policies):
         raise UsageError("policy: none is named, or the same one twice")
     choosing = [policy for policy in policies if policy.chooses]
-    if choosing and kind != "weight":
+    if choosing and settings.kind != "weight":
         raise UsageError(f"policy {choosing[0].name}: chooses bits of what travels between workers; choose kind weight")
     flexible = [codec for codec in codecs if isinstance(codec, Codec) and "bits" in codec.parameters]
     if choosing and not flexible:
@@ -305,16 +300,8 @@ def plan_runs(
             plans.setdefault((str(ends[0]) if ends else str(codec), str(policy)), RunPlan(codec, policy))
     plain, *others = plans.values()
     if not weights:
-        return [plain, *(plan._replace(joint=joint) for plan in others)]
+        return [plain, *(plan._replace(joint=settings.joint) for plan in others)]
     return [plain, *(plan._replace(weights=levels) for plan in others or [plain] for levels in weights)]
-
-
-def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Network | None:
-    """The network of a study: a policy that uses the time gets one without measured times."""
-    if not any(policy.timed for policy in policies):
-        return network
-    chosen = network or _PAPER_NETWORK
-    return chosen if chosen.compute is not None else dataclasses.replace(chosen, compute=DEFAULT_COMPUTE)
 
 
 def joint_name(optimizer: str, every: int | None) -> str:
@@ -328,7 +315,7 @@ def joint_name(optimizer: str, every: int | None) -> str:
 
 
 def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings) -> str:
-    """As one would type it; the exact codec is first. Empty for a task that is not built in, a table without a file."""
+    """As one would type it, the exact codec first; empty for tasks that are not built in and tables without a file."""
     tables = [item for item in codecs if isinstance(item, CodecTable)]
     named = [str(item) for item in codecs[1:] if item not in tables] or ([] if tables else [str(codecs[0])])
     if task not in task_names() or not all(item.source for item in tables):

@@ -143,7 +143,7 @@ class QuantizedWeights:
         for name, parameter in self._parameters.items():
             weights = _flat(parameter)
             scale = np.abs(weights).max()
-            if _has_levels(scale):
+            if 0 < scale < np.inf:
                 self._fitted[name] = self.levels.fit(weights / scale)
 
     @contextlib.contextmanager
@@ -154,7 +154,7 @@ class QuantizedWeights:
         try:
             for name, parameter in self._parameters.items():
                 weights = _flat(parameter)
-                if self.levels is None or name not in self._fitted or not _has_levels(np.abs(weights).max()):
+                if self.levels is None or name not in self._fitted or not 0 < np.abs(weights).max() < np.inf:
                     continue
                 rounded = self.levels.round(weights, self._fitted[name])
                 error += float(_norms.power_sum(rounded - weights, 2))
@@ -213,10 +213,6 @@ def inner_weights(model: nn.Module) -> dict[str, nn.Parameter]:
 def _flat(parameter: nn.Parameter) -> NDArray[np.float32]:
     array: NDArray[np.float32] = parameter.detach().contiguous().view(-1).numpy()
     return array
-
-
-def _has_levels(scale: np.float32) -> bool:
-    return bool(0 < scale < np.inf)
 
 
 def _dot(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

@@ -310,7 +310,7 @@ def cache_folder() -> Iterator[Path]:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gtrace" / "bench"
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    if folder.is_dir() and os.access(folder, os.W_OK):
+    if os.path.isdir(folder) and os.access(folder, os.W_OK):
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="gtrace-bench-") as name:

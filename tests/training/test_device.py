@@ -73,7 +73,7 @@ def assert_equal(codec, state, values, key, place):
     given = torch.from_numpy(np.concatenate([values[:1], values])).to(place)[min(1, values.size) :]
     assert device.encode(codec, state, given, key) == payload
     assert given.cpu().numpy().tobytes() == values.tobytes()
-    decoded = device.decode(codec, shared, payload, values.size, place)
+    decoded = device.receive(codec, shared, payload, values.size, place)
     assert decoded.dtype == torch.float32
     assert decoded.cpu().numpy().tobytes() == expected.tobytes()
 
@@ -202,7 +202,7 @@ def test_refused_as_on_the_host(place):
         device.encode(gtrace.codec("natural"), codec.init(2), torch.tensor([1.0, -np.inf], device=place), (0, 0))
     payload = device.encode(codec, codec.init(3), torch.ones(3, device=place), (0, 0))
     with pytest.raises(PayloadError, match="3 elements where 4"):
-        device.decode(codec, b"", payload, 4, place)
+        device.receive(codec, b"", payload, 4, place)
 
 
 def test_a_symbol_that_the_codec_does_not_have_is_refused(place):
@@ -214,7 +214,7 @@ def test_a_symbol_that_the_codec_does_not_have_is_refused(place):
         with pytest.raises(PayloadError, match="outside the 7"):
             codec.decode(b"", payload, 9)
         with pytest.raises(PayloadError, match="outside the 7"):
-            device.decode(codec, b"", payload, 9, place)
+            device.receive(codec, b"", payload, 9, place)
 
 
 class Own(TernGrad):

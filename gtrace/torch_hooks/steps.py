@@ -13,11 +13,12 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from types import CodeType, FrameType
 
     from torch import nn
     from torch.amp.grad_scaler import GradScaler
+    from torch.autograd.graph import Node
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
@@ -35,6 +36,19 @@ def living(kind: type[_T]) -> Iterator[_T]:
     """The objects of a class that exist in this process."""
     # type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
     return (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
+
+
+def nodes_below(tensors: Iterable[torch.Tensor], ends: Container[Node] = ()) -> Iterator[Node]:
+    """The nodes that a backward pass from these tensors runs, in the order of their use; none behind ``ends``."""
+    pending = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        yield node
+        for below, _ in () if node in ends else reversed(node.next_functions):
+            if below is not None and below not in seen:
+                seen.add(below)
+                pending.append(below)
 
 
 class Patch(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from gtrace.torch_hooks.steps import Losses, backward_in_progress, living
+from gtrace.torch_hooks.steps import Losses, backward_in_progress, living, nodes_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -309,17 +309,10 @@ def leaves_below(roots: object) -> list[torch.Tensor]:
     given = roots if isinstance(roots, (tuple, list)) else (roots,)
     tensors = [one for one in given if isinstance(one, torch.Tensor)]
     found = {id(one): one for one in tensors if one.grad_fn is None and one.requires_grad}
-    pending = [one.grad_fn for one in tensors if one.grad_fn is not None]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
+    for node in nodes_below(tensors):
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor):
             found[id(variable)] = variable
-        for below, _ in reversed(node.next_functions):  # so that parameters come in the order of their use
-            if below is not None and below not in seen:
-                seen.add(below)
-                pending.append(below)
     return list(found.values())
 
 

@@ -328,7 +328,6 @@ class RankExchange:
         """Average pieces among the ranks that own them; what is sent counts as sent on.
 
         Args:
-            pieces: the pieces.
             values: float32[n] of each; they are not changed.
 
         Returns:
@@ -547,13 +546,9 @@ for _hook in (ddp_comm_hook, keep_own):
 
 @dataclass(frozen=True, slots=True)
 class ShardedGradient:
-    """How a gradient is cut: along one dimension into equal chunks, of which the last ones may be shorter or empty.
+    """How a gradient of this shape is cut: along ``dim`` into equal chunks, one for each of the ``ranks``.
 
-    Attributes:
-        shape: shape of the whole gradient.
-        dim: the dimension that is cut.
-        ranks: number of chunks.
-        own: the rank whose chunk stays here.
+    The last ones may be shorter or empty. The chunk of rank ``own`` stays here.
     """
 
     name: str

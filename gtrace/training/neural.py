@@ -29,6 +29,7 @@ from gtrace.errors import UsageError, suggest
 from gtrace.metrics import ratio
 from gtrace.sketch import MomentSketch
 from gtrace.torch_hooks.outputs import output_tensors
+from gtrace.torch_hooks.steps import nodes_below
 from gtrace.training import vectors
 from gtrace.training.exchange import Bad, Nonfinite, Tally, without_nonfinite
 from gtrace.training.settings import LAYERS
@@ -288,17 +289,8 @@ class Batch:
 
     def spare_last(self, output: object) -> None:
         """Leave out the gradients that reach a layer from the model's output without passing another layer."""
-        ahead: list[Node | None] = [tensor.grad_fn for tensor in output_tensors(output)]
-        passed: set[Node] = set()
-        while ahead:
-            node = ahead.pop()
-            if node is None or node in passed:
-                continue
-            passed.add(node)
-            if node in self._nodes:
-                self._spared.update(self._nodes[node])
-            else:
-                ahead.extend(following for following, _ in node.next_functions)
+        for node in nodes_below(output_tensors(output), self._nodes):
+            self._spared.update(self._nodes.get(node, ()))
         # The graph must not outlive its batch for the sake of these names.
         self._nodes.clear()
 

@@ -469,7 +469,6 @@ def simulated_step(
 
     Args:
         workers: number of workers, which were simulated one after the other.
-        tally: tally of their exchange.
         seconds: CPU time of the whole step.
         exact: gradients travel uncompressed, in float32.
         linear: messages are added up on the way, like exact gradients.

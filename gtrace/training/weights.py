@@ -39,11 +39,7 @@ _COMPARED = 16
 
 @dataclass(frozen=True, slots=True)
 class WeightLevels:
-    """Number and placement of the levels of a weight tensor, negative ones and zero included.
-
-    Attributes:
-        placement: one of ``PLACEMENTS``.
-        count: 2 to 256.
+    """Placement (of ``PLACEMENTS``) and count (2 to 256) of a weight tensor's levels, negative ones and zero included.
 
     Raises:
         UsageError: another placement or count.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -30,56 +29,33 @@ DEFAULT_DIVISOR = 0.0005
 FIXED = "fixed"
 
 
-class BitPolicy(ABC):
-    """Chooses bits step by step, and can be saved between two steps; this class remembers nothing."""
-
-    @abstractmethod
-    def choose(self, step: int, loss: float, seconds: float, rms: Callable[[], Sequence[float]]) -> int:
-        """The bits of a step, before its gradients are encoded; called once for each, in order.
-
-        Args:
-            step: number of the step, from 0.
-            loss: its loss, mean over the workers; NaN if no worker has a finite one.
-            seconds: simulated duration of the previous step; NaN before the first.
-            rms: returns, per worker, the root mean square of the gradients that the codec will encode.
-        """
-
-    def record(self) -> dict[str, Any]:
-        """The fields of the run log about the last choice, besides its bits."""
-        return {}
-
-    def warning(self) -> str:
-        """A warning for the user at the end; empty without one."""
-        return ""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state for later choices: numbers and arrays."""
-        return {}
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Undo :meth:`state_dict`, for a policy with the same parameters."""
-        del saved
+#: step from 0, loss (mean over the workers; NaN if no worker has a finite one), simulated seconds of the previous step
+#: (NaN before the first), and what returns, per worker, the root mean square of the gradients that the codec will
+#: encode -> the bits of that step, before its gradients are encoded; called once for each step, in order
+Choice: TypeAlias = "Callable[[int, float, float, Callable[[], Sequence[float]]], int]"
 
 
-class BitSchedule(BitPolicy):
+@dataclass(frozen=True, slots=True)
+class BitPolicy:
+    """Chooses bits step by step; ``agent`` is all that it remembers between two steps, None for nothing."""
+
+    choose: Choice
+    agent: MQGrad | None = None
+
+
+def scheduled(bits: Mapping[int, int]) -> Choice:
     """Bits from a fixed schedule: step -> bits from that step on.
 
     Raises:
         UsageError: no bits for step 0.
     """
-
-    def __init__(self, bits: Mapping[int, int]) -> None:
-        if 0 not in bits:
-            raise UsageError("policy schedule: needs the bits of step 0, e.g. schedule:0=2,500=4")
-        self._starts = sorted(bits)
-        self._bits = [bits[start] for start in self._starts]
-
-    def choose(self, step: int, loss: float, seconds: float, rms: Callable[[], Sequence[float]]) -> int:
-        """The bits of the last entry up to this step."""
-        return self._bits[bisect_right(self._starts, step) - 1]
+    if 0 not in bits:
+        raise UsageError("policy schedule: needs the bits of step 0, e.g. schedule:0=2,500=4")
+    starts = sorted(bits)
+    return lambda step, _loss, _seconds, _rms: bits[starts[bisect_right(starts, step) - 1]]
 
 
-class Adaptive(BitPolicy):
+def adaptive(bits: tuple[int, int] = DEFAULT_BITS, divisor: float = DEFAULT_DIVISOR) -> Choice:
     """K = floor(mean over workers of min(most, least + RMS / divisor)), at every step.
 
     Oeland and Raj, Reducing communication overhead in distributed learning by an order of magnitude (almost), 2015, as
@@ -88,60 +64,28 @@ class Adaptive(BitPolicy):
     Raises:
         UsageError: a parameter out of range.
     """
+    low, high = bits
+    if not 1 <= low <= high:
+        raise UsageError(f"policy adaptive: bits={low}-{high}; write the least and the most, e.g. 2-8")
+    if not 0 < divisor < math.inf:
+        raise UsageError(f"policy adaptive: divisor={divisor:g} is out of range; it must be above 0")
 
-    def __init__(self, bits: tuple[int, int] = DEFAULT_BITS, divisor: float = DEFAULT_DIVISOR) -> None:
-        self._low, self._high = bits
-        self._divisor = divisor
-        if not 1 <= self._low <= self._high:
-            raise UsageError(f"policy adaptive: bits={self._low}-{self._high}; write the least and the most, e.g. 2-8")
-        if not 0 < divisor < math.inf:
-            raise UsageError(f"policy adaptive: divisor={divisor:g} is out of range; it must be above 0")
+    def choose(_step: int, _loss: float, _seconds: float, rms: Callable[[], Sequence[float]]) -> int:
+        wanted = [min(float(high), low + one / divisor) for one in rms() if math.isfinite(one)]
+        return math.floor(sum(wanted) / len(wanted)) if wanted else high
 
-    def choose(self, step: int, loss: float, seconds: float, rms: Callable[[], Sequence[float]]) -> int:
-        """More bits for larger gradients."""
-        wanted = [min(float(self._high), self._low + one / self._divisor) for one in rms() if math.isfinite(one)]
-        return math.floor(sum(wanted) / len(wanted)) if wanted else self._high
+    return choose
 
 
-class Learned(BitPolicy):
-    """MQGrad's agent as a policy."""
+def learned(agent: MQGrad) -> Choice:
+    """MQGrad's agent, which skips a loss that is not finite."""
 
-    def __init__(self, agent: MQGrad) -> None:
-        self.agent = agent
-        self._new = False
-
-    def choose(self, step: int, loss: float, seconds: float, rms: Callable[[], Sequence[float]]) -> int:
-        """The agent's bits; skips a loss that is not finite."""
-        before = self.agent.decision
+    def choose(_step: int, loss: float, seconds: float, _rms: object) -> int:
         if math.isfinite(loss):
-            bits = self.agent.step(loss, seconds)
-        else:
-            bits = self.agent.low if before is None else before.bits
-        self._new = self.agent.decision is not before
-        return bits
+            return agent.step(loss, seconds)
+        return agent.low if agent.decision is None else agent.decision.bits
 
-    def record(self) -> dict[str, Any]:
-        """``node``, and at the steps of a decision ``reward`` and ``explored``."""
-        decision = self.agent.decision
-        new = {} if not self._new or decision is None else {"reward": decision.reward, "explored": decision.explored}
-        return {"node": self.agent.node, **new}
-
-    def warning(self) -> str:
-        """A warning if the Q network diverged."""
-        if not self.agent.diverged:
-            return ""
-        return (
-            "mqgrad's Q network would have left the finite numbers, and stopped learning: rewards are too large; "
-            "try a smaller reward_scale or learning_rate"
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The agent's state."""
-        return self.agent.state_dict()
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load the agent's state."""
-        self.agent.load_state_dict(saved)
+    return choose
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -228,10 +172,13 @@ class PolicySpec:
         """The policy of one run, None for fixed; an option ``seed`` takes precedence over the run's."""
         given = dict(self.given)
         if self.name == "schedule":
-            return BitSchedule({int(step): bits for step, bits in given.items()})
+            return BitPolicy(scheduled({int(step): bits for step, bits in given.items()}))
         if self.name == "adaptive":
-            return Adaptive(**given)
-        return Learned(MQGrad(**{"seed": seed, **given})) if self.name == "mqgrad" else None
+            return BitPolicy(adaptive(**given))
+        if self.name == FIXED:
+            return None
+        agent = MQGrad(**{"seed": seed, **given})
+        return BitPolicy(learned(agent), agent)
 
     def __str__(self) -> str:
         shown = [
@@ -311,13 +258,27 @@ class BitControl:
     def __init__(self, policy: BitPolicy, codec: Codec, exchange: Exchange) -> None:
         #: simulated duration of the previous step; the caller sets it
         self.seconds = math.nan
-        self.policy, self._codec, self._exchange = policy, codec, exchange
+        self._policy, self._agent, self._codec, self._exchange = policy, policy.agent, codec, exchange
         self._bits = 0
 
     def before(self, step: int, loss: float, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> dict[str, Any]:
         """Choose the bits of a step, with each worker's float32 gradients; returns the fields for the run log."""
-        self._use(self.policy.choose(step, loss, self.seconds, lambda: [self._rms(one) for one in gradients]))
-        return {"codec_bits": self._bits, **self.policy.record()}
+        before = None if self._agent is None else self._agent.decision
+        self._use(self._policy.choose(step, loss, self.seconds, lambda: [self._rms(one) for one in gradients]))
+        if self._agent is None:
+            return {"codec_bits": self._bits}
+        found = {"codec_bits": self._bits, "node": self._agent.node}
+        now = self._agent.decision
+        return found if now is None or now is before else {**found, "reward": now.reward, "explored": now.explored}
+
+    def warning(self) -> str:
+        """A warning if the agent's Q network diverged; empty without one."""
+        if self._agent is None or not self._agent.diverged:
+            return ""
+        return (
+            "mqgrad's Q network would have left the finite numbers, and stopped learning: rewards are too large; "
+            "try a smaller reward_scale or learning_rate"
+        )
 
     def _use(self, bits: int) -> None:
         if bits and bits != self._bits:
@@ -334,10 +295,12 @@ class BitControl:
 
     def state_dict(self) -> dict[str, Any]:
         """The state for later choices: numbers and arrays."""
-        return {"seconds": self.seconds, "bits": self._bits, "policy": self.policy.state_dict()}
+        agent = {} if self._agent is None else self._agent.state_dict()
+        return {"seconds": self.seconds, "bits": self._bits, "policy": agent}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Undo :meth:`state_dict`, before the exchange is loaded."""
         self.seconds = saved["seconds"]
-        self.policy.load_state_dict(saved["policy"])
+        if self._agent is not None:
+            self._agent.load_state_dict(saved["policy"])
         self._use(saved["bits"])

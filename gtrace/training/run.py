@@ -445,8 +445,8 @@ class TrainingRun:
                 f"{len({item.tensor for item in self._bad})} tensors were not finite, "
                 f"at {self._bad_steps} step{'s' * (self._bad_steps > 1)}"
             )
-        if self._control is not None and self._control.policy.warning():
-            texts.append(f"{self.result.run}: {self._control.policy.warning()}")
+        if self._control is not None and self._control.warning():
+            texts.append(f"{self.result.run}: {self._control.warning()}")
         if self._settings.measure and self._ahead.why:
             texts.append(f"{self.result.run}: what noise costs is not known: {self._ahead.why}")
         if self.result.diverged:

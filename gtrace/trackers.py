@@ -125,11 +125,11 @@ class Tracking:
     """Sends numbers to a tracker, which is opened with the first ones. After an error it sends nothing more.
 
     Args:
-        to: a tracker or the name of one.
+        to: a tracker or the name of one; None to send nothing.
         on_error: gets the error, once; None raises it.
     """
 
-    def __init__(self, to: str | Tracker, on_error: Callable[[Exception], object] | None = None) -> None:
+    def __init__(self, to: str | Tracker | None, on_error: Callable[[Exception], object] | None = None) -> None:
         self._to = to
         self._on_error = on_error
         self._open: OpenTracker | None = None
@@ -142,6 +142,8 @@ class Tracking:
             UsageError: the tracker does not take them, and nobody else gets the error.
         """
         count = 0
+        if self._to is None:
+            return count
         try:
             for numbers, step in () if self._broken else steps:
                 if known := {name: value for name, value in numbers.items() if not math.isnan(value)}:

@@ -38,7 +38,7 @@ class Compression:
         tally: bits and errors, summed over the steps.
     """
 
-    def __init__(self, target: Optimizer | nn.Module, exchange: Exchange, tracking: Tracking | None = None) -> None:
+    def __init__(self, target: Optimizer | nn.Module, exchange: Exchange, tracking: Tracking) -> None:
         self.steps = 0
         self.tally = Tally()
         self._target = target
@@ -65,8 +65,7 @@ class Compression:
     def remove(self) -> None:
         """Leave the gradients of later steps alone."""
         self._handle.remove()
-        if self._tracking is not None:
-            self._tracking.close()
+        self._tracking.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and codec states, as numbers, text and tensors for ``torch.save``."""
@@ -107,10 +106,8 @@ class Compression:
             write_gradient(parameter, exchanged.gradients.get(name))
         self._warn(exchanged)
         tally = exchanged.tally
-        if self._tracking is not None:
-            about = {"type": "step", "run": str(self._exchange.rules), "seed": 0, "step": self.steps}
-            norm = math.sqrt(tally.energy)
-            self._tracking.log(of_record({**about, **tally.record(), "norm": norm}))
+        about = {"type": "step", "run": str(self._exchange.rules), "seed": 0, "step": self.steps}
+        self._tracking.log(of_record({**about, **tally.record(), "norm": math.sqrt(tally.energy)}))
         self.steps += 1
         self.tally.add(tally)
 
@@ -159,7 +156,7 @@ def compress(
     """
     if not isinstance(optimizer_or_model, (Optimizer, nn.Module)):
         raise UsageError(f"compress: a {type(optimizer_or_model).__name__} is neither an optimizer nor a model")
-    tracking = None if to is None else Tracking(to, lambda error: warnings.warn(f"gtrace: {error}", RuntimeWarning, 2))
+    tracking = Tracking(to, lambda error: warnings.warn(f"gtrace: {error}", RuntimeWarning, 2))
     return Compression(optimizer_or_model, Exchange(codec, seed=seed, refit=refit, nonfinite=nonfinite), tracking)
 
 
@@ -168,12 +165,8 @@ def after_closure(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of an optimizer's ``step`` with ``then`` called after each evaluation of its closure.
 
-    Args:
-        args: the step's arguments, the optimizer first, as a pre-hook gets them.
-        then: called when gradients are there; at once if there is no closure.
-
-    Returns:
-        the result for the pre-hook: new arguments, or None if nothing changes.
+    A pre-hook gets these arguments, the optimizer first, and returns the result, None if nothing changes. Without a
+    closure ``then`` is called at once: gradients are there.
     """
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):

@@ -91,8 +91,7 @@ class LayerCodecs:
     def carry(self, name: str, array: NDArray[np.float32], step: int, tally: Tally) -> NDArray[np.float32]:
         """Fit if the schedule says so, encode float32 of any shape, decode from the bytes alone, and count.
 
-        Returns:
-            float32[n]; the values themselves while nothing can be encoded.
+        Returns float32[n], the values themselves while nothing can be encoded.
         """
         values = array.reshape(-1)
         start = time.thread_time()

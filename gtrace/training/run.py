@@ -292,11 +292,7 @@ class TrainingRun:
     def _exchange_and_step(
         self, step: int, gradients: Sequence[Mapping[str, NDArray[np.float32]]]
     ) -> tuple[Tally, Sequence[Bad], dict[str, float], float]:
-        """Exchange the workers' gradients, and step with the average.
-
-        Returns:
-            costs, bad gradients, what was measured, and the CPU time of that.
-        """
+        """Exchange and step; returns costs, bad gradients, what was measured, and the CPU time of that."""
         every, clip = self._settings.measure, self._clip
         measurement = Measurement(self._optimizer, dict(self._named)) if every and step % every == 0 else None
         exchanged = self._exchange.step(step, gradients, None if measurement is None else measurement.add)

@@ -45,7 +45,7 @@ from gtrace.trackers import Tracking, of_record
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
 from gtrace.training.ddp import AllReduceComparison, RankExchange, RankOptions, ddp_comm_hook, keep_own, meeting
 from gtrace.training.exchange import Exchange, Tally
-from gtrace.training.outer import ProgramRounds
+from gtrace.training.joint import ProgramRounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,7 +69,7 @@ class ScriptOptions(RankOptions):
         rules: (pattern, spec) for some tensors.
         min_size: tensors with fewer elements go uncompressed.
         every: steps that each process makes alone between exchanges of what its weights changed, see
-            :class:`gtrace.training.outer.OuterRounds`; None to exchange gradients at every step.
+            :class:`gtrace.training.joint.OuterRounds`; None to exchange gradients at every step.
         workers: number of separately keyed encodings of the same gradient that are averaged.
         argv: the program, for the log.
         launch: a word of this launch, so that its processes do not overwrite each other's logs.
@@ -155,7 +155,7 @@ class ScriptLog:
         self._label = {"run": str(rules), "seed": options.seed}
         self._loss = math.nan
         self._has_loss = False
-        self._tracking = None if options.to is None else Tracking(options.to, lambda error: warn(str(error)))
+        self._tracking = Tracking(options.to, lambda error: warn(str(error)))
 
     def step(self, step: OptimizerStep, tally: Tally, comparison: AllReduceComparison | None, seconds: float) -> None:
         """Record one optimizer step and its exchange."""
@@ -184,16 +184,14 @@ class ScriptLog:
         }
         if not self._summary.rank:
             self._append(record)
-            if self._tracking is not None:
-                norm = {"norm": math.sqrt(tally.energy)} if tally.energy else {}
-                self._tracking.log(of_record({**record, **norm}))
+            norm = {"norm": math.sqrt(tally.energy)} if tally.energy else {}
+            self._tracking.log(of_record({**record, **norm}))
         if self._on_record is not None:
             self._on_record(record)
 
     def close(self) -> Path | None:
         """End the log; returns its path."""
-        if self._tracking is not None:
-            self._tracking.close()
+        self._tracking.close()
         if self._writer is None:
             return None
         summary = self._summary

@@ -160,7 +160,6 @@ class Names:
         """Name every parameter of an optimizer.
 
         Args:
-            groups: the optimizer's ``param_groups``.
             modules: modules that may own them; modules inside these are found through them.
             stream: number of the optimizer, for the names of parameters without an owner.
             scan: look through all live objects if ``modules`` do not own every parameter.

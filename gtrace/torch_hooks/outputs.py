@@ -49,7 +49,6 @@ class OutputHooks:
     that own parameters themselves. Losses (``torch.nn``'s) are left out.
 
     Args:
-        paths: names the modules.
         keeps: whether to watch a module of this name.
         on_gradient: called in the backward pass with each gradient of a watched output; it must copy what it
             wants to keep. It is called again for the same output if the graph is used again.

@@ -52,12 +52,9 @@ class TrainerWatch:
         self._stack: contextlib.ExitStack | None = None
 
     def begin(self, model: nn.Module, optimizers: Sequence[Optimizer], to: Tracker | None = None) -> None:
-        """Start, if it has not started; the process's end would end it.
+        """Start, if it has not started, with all optimizers of a model, wrapped or not; the process's end would end it.
 
-        Args:
-            model: what is trained, wrapped or not.
-            optimizers: all that step it.
-            to: a tracker if no other one was named.
+        ``to`` is a tracker if no other one was named.
 
         Raises:
             UsageError: the codec cannot go between ranks.

@@ -37,19 +37,14 @@ TENSORS = 4
 VALUES = 1 << 16
 #: where the gradients of several ranks come from
 RECORDED, NOISY, COPIES = "recorded ranks", "one rank and its noise", "one rank, the same for all"
-#: with three consecutive steps a, b, c: (a - 2 b + c) / sqrt(6) is their noise, without a steady drift
-_SPREAD = math.sqrt(6.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlan:
-    """What is exchanged among how many ranks.
+    """What is exchanged among how many ranks, by which ways; the seed is that of noise and rounding.
 
-    Attributes:
-        codecs: what encodes. Those that keep a memory are left out, because one step says nothing about them, and
-            linear ones, which are averaged before they are decoded.
-        exchanges: names of ways.
-        seed: seed of noise and rounding.
+    Codecs that keep a memory are left out, because one step says nothing about them, and linear ones, which are
+    averaged before they are decoded.
 
     Raises:
         UsageError: an unknown exchange, fewer than two ranks, or no codec that encodes what it is given alone.
@@ -161,7 +156,8 @@ class RankGradients:
         self._noise: NDArray[np.float32] | None = None
         if {step - 1, step + 1} <= set(trace.steps(info.name, **place).tolist()):
             before, after = (read(info, other) for other in (step - 1, step + 1))
-            noise = (before - 2 * self._first + after) / np.float32(_SPREAD)
+            # The noise of three consecutive steps, without a steady drift.
+            noise = (before - 2 * self._first + after) / np.float32(math.sqrt(6.0))
             # The average of some ranks has so much less noise than one of them.
             world = trace.attrs.get("world_size")
             more = math.sqrt(world) if info.stage == "reduced" and isinstance(world, int) and world > 1 else 1.0

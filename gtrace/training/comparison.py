@@ -120,8 +120,7 @@ class Study:
             NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
             TraceError: the checkpoint is damaged, or cannot be written.
         """
-        with contextlib.ExitStack() as stack:
-            writer = None if log is None else stack.enter_context(self._writer(log, force=force))
+        with contextlib.nullcontext() if log is None else self._writer(log, force=force) as writer:
             for record in self.records():
                 if record["type"] == "checkpoint":
                     if writer is not None:

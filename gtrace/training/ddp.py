@@ -598,18 +598,14 @@ class ShardedGradient:
 class ShardedGroup:
     """Takes the place of a group's reduce-scatter and, with replicas (HSDP), of the all-reduce behind it.
 
-    torch hands over one buffer for each group of parameters. It has a block for each rank, with that rank's chunk of
-    every gradient, padded to equal length. Each chunk is a piece with a codec state of its own; its owner averages it.
-
-    Args:
-        group: torch's group of parameters that are gathered and reduced together.
-
-    Attributes:
-        names: names of its parameters; empty before the first step.
+    A group is parameters that torch gathers and reduces together. It hands over one buffer for them, which has a block
+    for each rank, with that rank's chunk of every gradient, padded to equal length. Each chunk is a piece with a codec
+    state of its own; its owner averages it.
     """
 
     def __init__(self, group: Any, exchange: RankExchange) -> None:
         self._group, self._exchange = group, exchange
+        #: names of its parameters; empty before the first step
         self.names: list[str] = []
         self._known: list[ShardedGradient] = []
         self._known_for: list[Any] = []

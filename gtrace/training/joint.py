@@ -85,7 +85,6 @@ class JointOptimizer(ABC):
         """One optimizer step of this rank; all ranks run it together.
 
         Args:
-            lr: learning rate of the step.
             last: no step follows, so that weights that differ between ranks are joined now.
 
         Raises:
@@ -509,10 +508,7 @@ class OuterRounds:
             self.comparison = self._exchange.comparison
             tally, averages = self._exchange.last, dict(zip(changes, found, strict=True))
         else:
-            exchanged = self._exchange.step(
-                self.steps // self._every - 1,
-                [changes] * self._exchange.workers,
-            )
+            exchanged = self._exchange.step(self.steps // self._every - 1, [changes] * self._exchange.workers)
             tally, averages = exchanged.tally, exchanged.gradients
         return tally, {
             name: torch.as_tensor(averages[name]).view(shape) if name in averages else torch.zeros(shape)

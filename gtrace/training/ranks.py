@@ -61,10 +61,7 @@ class SimulatedRank(NamedTuple):
 
 
 def lockstep(exchanges: Sequence[Exchanging[T]]) -> tuple[list[T], NDArray[np.int64]]:
-    """Run the exchanges of all ranks of one process side by side.
-
-    Args:
-        exchanges: one for each rank; all yield the same kinds in the same order.
+    """Run the exchanges of all ranks of one process side by side; all yield the same kinds in the same order.
 
     Returns:
         the result of each, and int64[ranks, ranks], the bytes that each rank (row) sent to each. A mean counts like a

@@ -131,11 +131,7 @@ class ScriptSummary:
 class ScriptLog:
     """Writes one record per step; only the first of several ranks writes.
 
-    Args:
-        summary: of the program's training so far.
-        tensors: name -> elements, of all tensors so far.
-        on_record: called with every record.
-        warn: called once if nothing can be written; training continues.
+    If nothing can be written, ``warn`` is called once, and training continues.
     """
 
     def __init__(
@@ -278,12 +274,7 @@ class ScriptLog:
 
 
 class ScriptTraining:
-    """The hooks in one process, and what they saw.
-
-    Args:
-        say: prints one line for the user.
-        on_record: called with every record of the run log.
-    """
+    """The hooks in one process, and what they saw; ``say`` prints a line, ``on_record`` gets each record of the log."""
 
     def __init__(
         self,

@@ -216,9 +216,7 @@ class _Block(nn.Module):
 class ResNet(nn.Module):
     """The residual networks of CIFAR: three stages of width 16, 32 and 64, 6 ``blocks`` + 2 layers in all.
 
-    Args:
-        channels: of an image.
-        blocks: of each stage; 1 makes ResNet-8, 5 ResNet-32, 18 ResNet-110.
+    1 block a stage makes ResNet-8, 5 ResNet-32, 18 ResNet-110.
     """
 
     def __init__(self, channels: int = 1, blocks: int = 1) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 import gtrace
 from gtrace.cli.advise import SWEEP, TRACE, run_demo
 from gtrace.codecs import codec_class, codec_names, wrapper_names
-from gtrace.report import load_report
-from gtrace.report.files import write_figure
+from gtrace.report import draw, load_report
+from gtrace.report.files import write_drawing
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURE = ROOT / "docs" / "figures" / "rate-distortion.svg"
@@ -65,7 +65,8 @@ def main() -> None:
             folder = Path(scratch) / "demo"
             run_demo(folder, force=False, say=print)
         FIGURE.parent.mkdir(exist_ok=True)
-        write_figure(load_report([folder / SWEEP]), "rate-distortion", FIGURE, force=True)
+        report = load_report([folder / SWEEP])
+        write_drawing(FIGURE, lambda: draw(report, "rate-distortion"), force=True)
         readme = ROOT / "README.md"
         rows = table(folder / TRACE)
         readme.write_text(TABLE.sub(lambda _: rows, readme.read_text(encoding="utf-8")), encoding="utf-8")

@@ -55,7 +55,7 @@ def bench(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
     from gtrace.codecs import split_specs
     from gtrace.codecs.plugins import load_plugin
     from gtrace.report.files import put
-    from gtrace.report.text import latex_comment, latex_preamble, latex_table, markdown_table
+    from gtrace.report.text import LATEX_PREAMBLE, latex_comment, latex_table, markdown_table
     from gtrace.workflows.bench import FULL, QUICK, run_bench
     from gtrace.workflows.bench_tables import bench_json, bench_lines, bench_tables
 
@@ -71,7 +71,7 @@ def bench(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
             text += [line for table in tables for line in markdown_table(table)]
             text += [f"{line}\n" for line in lines]
         else:
-            text = [latex_preamble(), *map(latex_comment, lines)]
+            text = [LATEX_PREAMBLE, *map(latex_comment, lines)]
             text += [line for table in tables for line in ("", *latex_table(table))]
         put(path, ("\n".join(text).rstrip("\n") + "\n").encode())
     if settings.as_json:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.report.names import plain
 from gtrace.settings import option
 from gtrace.units import parse_range, step_numbers
 
@@ -394,20 +395,9 @@ def print_json(value: Any) -> None:
     NaN and infinities become null, as JSON has no word for them.
     """
 
-    def clean(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {str(k): clean(v) for k, v in item.items()}
-        if isinstance(item, (list, tuple)):
-            return [clean(v) for v in item]
-        if hasattr(item, "tolist"):
-            return clean(item.tolist())
-        if isinstance(item, float) and (item != item or item in (float("inf"), float("-inf"))):
-            return None
-        return item
-
     def escaped(found: re.Match[str]) -> str:
         char = found[0]
         return char if char.isprintable() else "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
 
-    text = json.dumps(clean(value), indent=2, ensure_ascii=False)
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False)
     sys.stdout.write(re.sub(r"[^\n -~]", escaped, text) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,11 +130,12 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
     if settings.figure is None:
         _write(settings, list(results), cluster)
         return
-    from gtrace.report.files import write_figure
+    from gtrace.report import draw
+    from gtrace.report.files import write_drawing
 
     report = _report(settings, _given(list(results)), cluster)
     path = settings.output or Path(f"{settings.figure}.svg")
-    echo(str(write_figure(report, settings.figure, path, force=settings.force)))
+    echo(str(write_drawing(path, partial(draw, report, settings.figure), force=settings.force)))
 
 
 def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:

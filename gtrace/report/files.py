@@ -8,7 +8,6 @@ import csv
 import dataclasses
 import io
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,8 @@ from gtrace.report import figures
 from gtrace.report.analysis.cells import read_cells
 from gtrace.report.html import to_html
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, kind_of, make_report
-from gtrace.report.names import count, listed
-from gtrace.report.sections import SECTIONS, answer, draw, figure_names, figure_specs, sections
+from gtrace.report.names import count, listed, plain
+from gtrace.report.sections import SECTIONS, answer, figure_names, figure_specs, sections
 from gtrace.report.text import to_latex, to_markdown
 from gtrace.runlog import read_runlog
 from gtrace.sweep import ResultStore
@@ -48,18 +47,10 @@ MARK, _HEAD = b'<meta name="generator" content="gtrace ', 1 << 12
 FIGURE_KINDS: tuple[FigureKind, ...] = ("png", "svg", "pdf")
 
 
-def write_figure(report: Report, name: str, output: Path, *, force: bool = False) -> Path:
-    """Draw one figure into a file whose suffix says the format: .pdf, .png or .svg.
+def write_drawing(output: Path, draw: Callable[[], Figure], *, force: bool) -> Path:
+    """Draw a figure into a file whose suffix says the format: .pdf, .png or .svg.
 
-    Raises:
-        UsageError: no such figure, another suffix, or no such folder.
-        OutputExistsError: the file exists and ``force`` is off.
-    """
-    return write_drawing(output, lambda: draw(report, name), force=force)
-
-
-def write_drawing(output: Path, draw: Callable[[], Figure], *, force: bool = False) -> Path:
-    """Draw any figure into a file, see :func:`write_figure`; ``draw`` is called once nothing stands in the way.
+    ``draw`` is called once it is known that the file can be written.
 
     Raises:
         UsageError: another suffix, or no such folder.
@@ -329,17 +320,6 @@ def to_json(report: Report) -> dict[str, Any]:
         for name, entry in section.numbers().json.items():
             found[name].append(entry)
     return found
-
-
-def plain(value: Any) -> Any:
-    """``value`` in types that JSON has; numbers that are not finite become None."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        return plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def send_results(paths: Sequence[Path], to: str) -> dict[Path, int]:

@@ -16,6 +16,7 @@ import re
 import shlex
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from gtrace.report.inputs import make_report
 from gtrace.report.names import count, duration, literal, number
 from gtrace.report.section import (
     FEW_ROWS,
+    PLACES,
     Cell,
     Chart,
     Column,
@@ -63,15 +65,7 @@ _FOOTER = (
     f"How to read this page: docs/reading-a-report.md in the gtrace repository. Made by gtrace {gtrace.__version__}."
 )
 #: What the sections of a page are called.
-_PLACES: dict[Place, str] = {
-    "first": "Answer",
-    "choose": "Choose",
-    "layers": "Layers",
-    "training": "Training",
-    "network": "Network",
-    "safety": "Safety",
-    "details": "Details",
-}
+_PLACES: dict[Place, str] = {place: place.capitalize() for place in PLACES} | {"first": "Answer"}
 #: Codecs that the figure of the network shows beside float32 and bf16.
 _MOST_DRAWN = 3
 #: Digits of a number that a page draws.
@@ -96,11 +90,10 @@ def to_html(report: Report) -> str:
     found = list(sections(report))
     alone = report.sections == 1
     page: dict[Place, list[Markup]] = {place: [] for place in _PLACES}
-    answers = [section for section in found if section.verdict is not None]
-    analyses = {id(section): sweep for section, sweep in zip(answers, report.sweeps, strict=True)}
-    for k, section in enumerate(found):
+    # The sections of sweeps come first.
+    for k, (section, analysis) in enumerate(zip_longest(found, report.sweeps)):
         named = not alone or section.together
-        shown = _Shown(section, f"s{k}", named, analyses.get(id(section)), report)
+        shown = _Shown(section, f"s{k}", named, analysis, report)
         for place in page:
             items = [item for item in shown.items(place) if item.strip()]
             if items:
@@ -117,8 +110,7 @@ def report_facts(report: Report) -> Iterator[str]:
     if report.sections != 1:
         return
     for sweep in report.sweeps:
-        attrs = sweep.provenance.get("trace_attrs") or {}
-        seen = (attrs.get("capture") or {}).get("steps_seen")
+        seen = (sweep.trace_attrs.get("capture") or {}).get("steps_seen")
         steps = f"{len(sweep.steps):,} of {seen:,} steps" if isinstance(seen, int) else count(len(sweep.steps), "step")
         facts = [steps, f"{count(len(sweep.configurations), 'configuration')} measured"]
         savings = report.savings_of(sweep)

@@ -173,9 +173,9 @@ def make_report(
 
 def _title(names: Sequence[str], sweeps: Sequence[SweepAnalysis]) -> str:
     """The model, its size and the script of a report on one sweep, if the trace knew them; otherwise the inputs."""
-    attrs = sweeps[0].provenance.get("trace_attrs") if len(names) == len(sweeps) == 1 else None
-    model = attrs.get("model") if isinstance(attrs, dict) else None
-    if not isinstance(attrs, dict) or not isinstance(model, str) or not model:
+    attrs = sweeps[0].trace_attrs if len(names) == len(sweeps) == 1 else {}
+    model = attrs.get("model")
+    if not isinstance(model, str) or not model:
         return f"gtrace report: {', '.join(names)}"
     tensors = sweeps[0].provenance.get("tensors")
     sizes = tensors.values() if isinstance(tensors, dict) else sweeps[0].elements.tolist()
@@ -191,8 +191,7 @@ def _title(names: Sequence[str], sweeps: Sequence[SweepAnalysis]) -> str:
 
 def with_times(sweep: SweepAnalysis, cluster: Cluster) -> tuple[Cluster, str]:
     """A cluster with the times that the capture of a sweep's trace measured; see :meth:`StepTimes.applied`."""
-    attrs = sweep.provenance.get("trace_attrs")
-    return StepTimes.of(attrs if isinstance(attrs, dict) else {}).applied(cluster)
+    return StepTimes.of(sweep.trace_attrs).applied(cluster)
 
 
 def load_report(paths: Sequence[Path], title: str | None = None, *, asked: Asked = Asked()) -> Report:

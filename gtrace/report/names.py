@@ -1,11 +1,11 @@
-"""Text of unknown origin made safe to show, and numbers made short enough to read."""
+"""Text of unknown origin made safe to show, and numbers made short enough to read or fit for JSON."""
 
 from __future__ import annotations
 
 import math
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -101,6 +101,17 @@ def number(value: float, digits: int = 3) -> str:
     if -4 <= power < 6:
         return f"{value:.{max(digits - 1 - power, 0)}f}"
     return f"{mantissa}e{power}"
+
+
+def plain(value: Any) -> Any:
+    """``value`` in types that JSON has; numbers that are not finite become None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def count(value: float, noun: str, plural: str | None = None) -> str:

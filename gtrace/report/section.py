@@ -105,14 +105,11 @@ def _cell(shown: Shown) -> Cell:
     return shown if isinstance(shown, Cell) else Cell(shown) if isinstance(shown, str) else value_cell(shown)
 
 
-def value_cell(value: float, hint: str = "") -> Cell:
-    """A number, or a dash."""
-    return Cell(number(value), mark="missing" if math.isnan(value) else "", hint=hint)
-
-
-def format_cell(value: float, form: str) -> Cell:
-    """A number in a format of its own, or a dash."""
-    return NOTHING if math.isnan(value) else Cell(format(value, form))
+def value_cell(value: float, form: str = "", hint: str = "") -> Cell:
+    """A number, in a format of its own if there is one, or a dash."""
+    if math.isnan(value):
+        return dataclasses.replace(NOTHING, hint=hint)
+    return Cell(format(value, form) if form else number(value), hint=hint)
 
 
 #: how a curve is drawn: a line with markers at its points, points alone (also instead of bars), a line alone, or

@@ -98,7 +98,8 @@ def print_sections(found: Iterable[Section], console: Console, *, several: bool 
     """Print some sections, as :func:`print_report` does; of ``several`` inputs each has its name above."""
     page = _Page(console)
     for section in (one for whole in found for one in whole.with_parts):
-        page.heading(section.heading, shown=several or section.together)
+        if several or section.together:
+            page.heading(section.heading)
         page.answer(section.verdict)
         page.verdict(section.sentences)
         for table in section.tables:
@@ -155,10 +156,9 @@ class _Page:
         for line in lines:
             self._console.print(Text(self.safe(line)), soft_wrap=whole)
 
-    def heading(self, text: str, *, shown: bool) -> None:
-        if shown:
-            self._console.print()
-            self._console.print(Text(self.safe(text), style="bold underline"))
+    def heading(self, text: str) -> None:
+        self._console.print()
+        self._console.print(Text(self.safe(text), style="bold underline"))
 
     def answer(self, verdict: Verdict | None) -> None:
         if verdict is None:
@@ -291,14 +291,9 @@ def _notes(notes: Iterable[str]) -> list[str]:
 
 #: What LaTeX would act on, and symbols of tables that its fonts lack.
 _TEX = {
+    **{char: f"\\{char}" for char in "{}$&#%_"},
+    **{char: f"{{{char}}}" for char in "[]-"},
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
     "<": r"\textless{}",
@@ -307,9 +302,6 @@ _TEX = {
     '"': r"\textquotedbl{}",
     "`": r"\textasciigrave{}",
     "'": r"\textquotesingle{}",
-    "[": "{[}",
-    "]": "{]}",
-    "-": "{-}",
     "–": "--",
     "−": "$-$",
     "★": r"$\star$",
@@ -322,6 +314,8 @@ _TEX = {
 }
 
 _SPECIAL = re.compile(f"({'|'.join(map(re.escape, _TEX))})")
+#: What a document must load for these tables, as a comment.
+LATEX_PREAMBLE = r"% needs \usepackage[T1]{fontenc} and \usepackage{textcomp,booktabs,longtable}"
 #: Columns of small blocks, which no font of LaTeX has.
 _NOT_IN_PRINT = ("over steps",)
 #: A float holds no more lines; longer tables break over pages.
@@ -343,18 +337,13 @@ def latex_text(value: object) -> str:
 
 def to_latex(report: Report) -> str:
     """Every table of the report; verdicts and notes as comments and small print."""
-    lines = [latex_preamble(), latex_comment(report.title)]
+    lines = [LATEX_PREAMBLE, latex_comment(report.title)]
     for section in (one for whole in sections(report) for one in whole.with_parts):
         lines += ["", f"% {literal(section.heading)}", *(f"% {literal(sentence)}" for sentence in section.sentences)]
         lines += [f"% note: {literal(note)}" for note in (*section.notes, *section.warnings)]
         for table in section.tables:
             lines += ["", *latex_table(table, section.heading)]
     return "\n".join(lines) + "\n"
-
-
-def latex_preamble() -> str:
-    """What a document must load for these tables, as a comment."""
-    return r"% needs \usepackage[T1]{fontenc} and \usepackage{textcomp,booktabs,longtable}"
 
 
 def latex_comment(text: str) -> str:

@@ -61,18 +61,17 @@ def divide(top: NDArray[np.float64], bottom: NDArray[np.float64], where: NDArray
 class Sums:
     """Weighted sums of a :class:`CellTable` over the cells in use.
 
-    Args:
+    Attributes:
         table: C configurations, K cells.
         used: (C, K) which cells each configuration is summed over.
         weights: (S,) part of training that each step represents.
     """
 
     def __init__(self, table: CellTable, used: NDArray[np.bool_], weights: NDArray[np.float64]) -> None:
-        self._table = table
-        self._used = used
-        self._by_step = weights
+        self.table = table
+        self.used = used
+        self.weights = weights
         self._weights = weights[table.step]
-        self.cells: NDArray[np.int64] = used.sum(axis=1)
 
     def ratio(self, values: NDArray[np.float64], weights: NDArray[np.float64], *, strict: bool) -> NDArray[np.float64]:
         """``sum values weights / sum weights`` per configuration.
@@ -83,61 +82,61 @@ class Sums:
             strict: a missing value in a cell in use makes the sum NaN; otherwise the cell is left out.
         """
         known = np.isfinite(values) & np.isfinite(weights)
-        mask = self._used & known
+        mask = self.used & known
         bottom_terms = np.where(mask, weights * self._weights, 0)
         top = np.where(mask, values * bottom_terms, 0).sum(axis=1)
         bottom = bottom_terms.sum(axis=1)
-        incomplete = (self._used & ~known).any(axis=1) if strict else np.zeros(len(top), dtype=np.bool_)
+        incomplete = (self.used & ~known).any(axis=1) if strict else np.zeros(len(top), dtype=np.bool_)
         return divide(top, bottom, (bottom > 0) & ~incomplete)
 
     def relative(self, error: NDArray[np.float64], energy: NDArray[np.float64]) -> NDArray[np.float64]:
         """(C,) sum of errors (C, K) over sum of energies, where the cells in use have both."""
-        used = self._used & np.isfinite(error) & np.isfinite(energy)
+        used = self.used & np.isfinite(error) & np.isfinite(energy)
         top = np.where(used, error * self._weights, 0).sum(axis=1)
         bottom = np.where(used, energy * self._weights, 0).sum(axis=1)
         return divide(top, bottom, bottom > 0)
 
     def totals(self, values: NDArray[np.float64], group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
         """(C, groups) weighted sums of ``values`` (C, K) over the cells in use; a negative group is left out."""
-        out = np.zeros((len(self._used), groups))
-        for c, used in enumerate(self._used):
+        out = np.zeros((len(self.used), groups))
+        for c, used in enumerate(self.used):
             mask = used & (group >= 0)
             out[c] = np.bincount(group[mask], weights=(values[c] * self._weights)[mask], minlength=groups)
         return out
 
     def relative_variance_by(self, group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
         """(C, groups) relative variance of each group's cells; a negative group is left out."""
-        bottom = self.totals(self._table.energy, group, groups)
-        return divide(self.totals(self._table.squared_error, group, groups), bottom, bottom > 0)
+        bottom = self.totals(self.table.energy, group, groups)
+        return divide(self.totals(self.table.squared_error, group, groups), bottom, bottom > 0)
 
     def bits_by(self, group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
         """(C, groups) bits per coordinate of each group's cells, NaN where a cell's bits are not known."""
-        bottom = self.totals(self._table.n, group, groups)
-        return divide(self.totals(self._table.bits * self._table.n, group, groups), bottom, bottom > 0)
+        bottom = self.totals(self.table.n, group, groups)
+        return divide(self.totals(self.table.bits * self.table.n, group, groups), bottom, bottom > 0)
 
     def by_cell(self, values: NDArray[np.float64], tensors: int, steps: int) -> NDArray[np.float64]:
         """(C, tensors, steps) ``values`` (C, K) of the cells in use as they are, NaN for holes."""
-        c, k = np.nonzero(self._used & (self._table.tensor >= 0))
+        c, k = np.nonzero(self.used & (self.table.tensor >= 0))
         out = np.full((len(values), tensors, steps), np.nan)
-        out[c, self._table.tensor[k], self._table.step[k]] = values[c, k]
+        out[c, self.table.tensor[k], self.table.step[k]] = values[c, k]
         return out
 
     def step_ratio(self) -> NDArray[np.float64]:
         """(C,) mean over steps of float32 bits over measured bits, NaN where a cell's bits are not known."""
-        table = self._table
+        table = self.table
         out = np.full(len(table.specs), np.nan)
         total = self.totals(32.0 * table.n, table.step, len(table.steps))
         sent = self.totals(table.bits * table.n, table.step, len(table.steps))
         for c in range(len(table.specs)):
             there = total[c] > 0
             if there.any() and (sent[c, there] > 0).all():
-                out[c] = float(np.average(total[c, there] / sent[c, there], weights=self._by_step[there]))
+                out[c] = float(np.average(total[c, there] / sent[c, there], weights=self.weights[there]))
         return out
 
     def source(self, closed: NDArray[np.bool_], drawn: NDArray[np.bool_]) -> list[Source]:
         """Where numbers came from: masks (C, K) of closed forms and of draws."""
-        has_closed = np.logical_or.reduce(self._used & closed, axis=1)
-        has_drawn = np.logical_or.reduce(self._used & drawn, axis=1)
+        has_closed = np.logical_or.reduce(self.used & closed, axis=1)
+        has_drawn = np.logical_or.reduce(self.used & drawn, axis=1)
         return [_SOURCES[k] for k in (has_closed + 2 * has_drawn).tolist()]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -47,6 +47,8 @@ OUTCOMES: dict[Outcome, str] = {
 
 #: bits of the configurations of a method, and their errors
 Rates: TypeAlias = tuple[Sequence[float], Sequence[float]]
+#: configurations and their parts
+Mix: TypeAlias = list[tuple[int, float]]
 
 
 def _sorted_points(bits: Sequence[float], variance: Sequence[float]) -> list[tuple[float, float, int]]:
@@ -82,6 +84,19 @@ class AtBits:
     def elsewhere(self) -> bool:
         """Whether the error belongs to other bits than those asked for, to three digits."""
         return abs(self.bits - self.target) > 1e-3 * self.target
+
+    def among(self, members: Sequence[int]) -> AtBits:
+        """The same with indices of all configurations, of which ``members`` are those of the method."""
+        return self if self.lower < 0 else replace(self, lower=members[self.lower], upper=members[self.upper])
+
+    def mix(self, bits: NDArray[np.float64]) -> Mix:
+        """Configurations that stand for the method, with their parts; ``bits`` (C,) of all configurations."""
+        if self.lower < 0:
+            return []
+        if self.lower == self.upper:
+            return [(self.lower, 1.0)]
+        share = float((self.target - bits[self.lower]) / (bits[self.upper] - bits[self.lower]))
+        return [(self.lower, 1 - share), (self.upper, share)]
 
 
 def at_bits(bits: Sequence[float], variance: Sequence[float], target: float, widest: float = WIDEST) -> AtBits:

@@ -8,7 +8,7 @@ headline, of sums over all compared cells; how much each step adds to it is what
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.equal_bits import AtBits
+    from gtrace.report.analysis.equal_bits import Mix
     from gtrace.report.analysis.families import Family
 
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 SIGNIFICANT = 0.05
 #: Every resampling of a report draws the same blocks, so that all comparisons see the same steps.
 KEY = Key.derive(0, tensor="report", role="sample")
-#: configurations and their parts
-Mix = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +148,6 @@ class StepTable:
     layer_variance: NDArray[np.float64]
     layer_bits: NDArray[np.float64]
 
-    def mix(self, at: AtBits, bits: NDArray[np.float64]) -> Mix:
-        """Configurations that stand for a method at a target, with their parts; ``bits`` (C,) tell the parts."""
-        if at.lower < 0:
-            return []
-        if at.lower == at.upper:
-            return [(at.lower, 1.0)]
-        share = float((at.target - bits[at.lower]) / (bits[at.upper] - bits[at.lower]))
-        return [(at.lower, 1 - share), (at.upper, share)]
-
     def relative(self) -> NDArray[np.float64]:
         """(C, S) relative variance of each step, over all elements."""
         return divide(self.whole_error, self.whole_energy, self.whole_energy > 0)
@@ -230,7 +219,7 @@ def compare_families(
         order = ranked(families, k)
         for other in order[1:]:
             if other.at[k].variance > 0:
-                first, second = (table.mix(family.at[k], table.bits) for family in (order[0], other))
+                first, second = (family.at[k].mix(table.bits) for family in (order[0], other))
                 found.append((order[0].label, other.label, target, first, second))
     return compare_mixes(table, found)
 
@@ -281,8 +270,7 @@ def compare_layers(
         bits, errors = table.layer_bits[:, place], table.layer_variance[:, place]
         for family, here in zip(order, all_at_bits(curves_of(order, bits, errors), targets[k]), strict=True):
             if here.variance > 0:
-                whole = replace(here, lower=family.members[here.lower], upper=family.members[here.upper])
-                own[family.label] = (here.variance, table.mix(whole, bits))
+                own[family.label] = (here.variance, here.among(family.members).mix(bits))
                 at[family.label][place] = here.variance
         best = min(own, key=lambda label: own[label][0]) if len(own) > 1 else ""
         labels.append(best)

@@ -22,7 +22,7 @@ from gtrace.trace.remote import place_of
 from gtrace.trace.sketches import sketch_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -229,11 +229,7 @@ class RunHistory:
 
 
 def steps_in_words(counts: Mapping[tuple[int, str, int], int], *, together: bool = True) -> str:
-    """Recorded steps of every (rank, kind, optimizer), as the last line of a capture counts them.
-
-    Args:
-        counts: the steps of each.
-        together: the processes train together, as ranks.
+    """Recorded steps of every (rank, kind, optimizer), whose ranks train ``together``, as a capture's last line says.
 
     >>> steps_in_words({(0, "weight", optimizer): 20 for optimizer in range(2)})
     '20 steps of each of 2 optimizers'
@@ -385,11 +381,10 @@ def _steps(run: RunHistory, encoding: str, *, full: bool) -> list[tuple[str, str
     return found[:most] + ([("", f"{left} more of them; --full shows all")] if left else [])
 
 
-def _agreements(trace: Trace) -> list[str]:
-    said = []
+def _agreements(trace: Trace) -> Iterator[str]:
     cut = {(info.kind, info.optimizer, info.name) for info in trace.tensors if part_of(info)}
     if cut:
-        said.append(f"each holds its part of {count(len(cut), 'tensor')}")
+        yield f"each holds its part of {count(len(cut), 'tensor')}"
     for stage in ("local", "reduced"):
         compared, equal, step, tensor = agreement(trace, stage)
         if not compared:
@@ -397,10 +392,9 @@ def _agreements(trace: Trace) -> list[str]:
         share = f"{compared - equal} of {compared}"
         if equal == compared:
             same = ": they saw the same data" if stage == "local" else ""
-            said.append(f"{stage} gradients are the same on all{same}")
+            yield f"{stage} gradients are the same on all{same}"
         elif stage == "local":
-            said.append(f"local gradients differ ({share}), as on different data")
+            yield f"local gradients differ ({share}), as on different data"
         else:
             where = f"first at step {step}: {printable(str(tensor))}"
-            said.append(f"reduced gradients differ ({share}, {where}); the ranks have drifted apart")
-    return said
+            yield f"reduced gradients differ ({share}, {where}); the ranks have drifted apart"

@@ -18,7 +18,7 @@ from gtrace.errors import UsageError, suggest
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.evidence import LayerChoice, PairedComparison, Phase, StepTable, compare_mixes
 from gtrace.report.analysis.families import LEVEL, MOSTLY, Configuration, Family, Leader, Standing, decisive, ranked
-from gtrace.report.analysis.safety import Safety, workers_of
+from gtrace.report.analysis.safety import Safety, trace_attrs, workers_of
 from gtrace.report.names import count, listed
 
 if TYPE_CHECKING:
@@ -151,9 +151,7 @@ def _compared(table: CellTable, common: NDArray[np.bool_], configurations: tuple
             f"{holes:,} of {int(is_tensor.sum()):,} tensor-steps could not be measured with any codec and "
             "are left out (non-finite gradients, or skipped)."
         )
-    empty = [c.spec for c in configurations if c.partial and not c.cells]
-    if empty:
-        yield f"No error that is a number: {listed(empty)}."
+    yield from _naming("No error that is a number", [c.spec for c in configurations if c.partial and not c.cells])
     partial = [c.spec for c in configurations if c.partial and c.cells]
     if partial:
         yield (
@@ -175,38 +173,38 @@ def _errors(configurations: tuple[Configuration, ...], basis: Basis) -> Iterator
             f"{basis.steps_in_words}. The memory's part of it counts as bias."
         )
         without = [c.spec for c in configurations if c.cells and math.isnan(c.error)]
-        if without:
-            yield f"Not measured over several steps, so not compared: {listed(without)}."
+        yield from _naming("Not measured over several steps, so not compared", without)
     if basis.workers > 1:
         unknown = [c.spec for c in configurations if c.cells and not c.bias_known]
-        if unknown:
-            which = "all codecs" if len(unknown) == len(configurations) else listed(unknown)
-            yield f"Bias not known, so all of the error counts as bias, which is the most it can be: {which}."
+        said = "Bias not known, so all of the error counts as bias, which is the most it can be"
+        yield from _naming(said, unknown, len(configurations))
 
 
 def _sources(table: CellTable, configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
     """Where bits and errors come from."""
     expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
-    if expected:
-        which = "all codecs" if len(expected) == len(configurations) else listed(expected)
-        yield f"Bits {CODED[basis.coder]} are computed, not counted on encoded bytes: {which}."
+    said = f"Bits {CODED[basis.coder]} are computed, not counted on encoded bytes"
+    yield from _naming(said, expected, len(configurations))
     lacking = [c.spec for c in configurations if math.isnan(c.bits) and c.cells]
-    if lacking:
-        yield f"No bits known, so not compared at equal bits: {listed(lacking)}."
+    yield from _naming("No bits known, so not compared at equal bits", lacking)
     drawn = [c.spec for c in configurations if c.error_source in ("measured", "mixed")]
-    if drawn:
-        which = "all codecs" if len(drawn) == len(configurations) else listed(drawn)
-        yield f"Error of the draws, rounding noise included, if there is no closed form: {which}."
+    said = "Error of the draws, rounding noise included, if there is no closed form"
+    yield from _naming(said, drawn, len(configurations))
     unreadable = [spec for spec, found in zip(table.specs, table.parameters, strict=True) if found is None]
-    if unreadable:
-        yield f"Parameters could not be read from the results: {listed(unreadable)}."
+    yield from _naming("Parameters could not be read from the results", unreadable)
+
+
+def _naming(sentence: str, specs: Sequence[str], every: int | None = None) -> Iterator[str]:
+    """The sentence and the specs it is about, nothing if there are none; ``every`` spec is "all codecs"."""
+    if specs:
+        yield f"{sentence}: {'all codecs' if len(specs) == every else listed(specs)}."
 
 
 def averaged_over(provenance: Mapping[str, Any]) -> int:
     """Ranks whose average the gradients of a sweep were, 1 for those of each rank itself or where nobody says."""
-    stages, attrs = provenance.get("stages"), provenance.get("trace_attrs")
+    stages = provenance.get("stages")
     if not isinstance(stages, list):
-        captured = attrs.get("capture") if isinstance(attrs, dict) else None
+        captured = trace_attrs(provenance).get("capture")
         stages = [captured.get("stage")] if isinstance(captured, dict) else []
     return workers_of(provenance) if "reduced" in stages else 1
 
@@ -281,28 +279,33 @@ class SweepAnalysis:
     warnings: tuple[str, ...]
     provenance: dict[str, Any]
     fits: tuple[TensorFit, ...]
-    step_weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    per_tensor_bits: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    at_layers: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    comparisons: tuple[PairedComparison, ...] = ()
-    phases: tuple[Phase, ...] = ()
-    bd_rates: tuple[BDRate, ...] = ()
-    layer_choices: tuple[LayerChoice, ...] = ()
-    layer_best: tuple[str, ...] = ()
-    layer_at: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    safety: Safety = field(default_factory=Safety)
-    table: StepTable | None = field(default=None, repr=False)
-    single: StepTable | None = field(default=None, repr=False)
-    basis: Basis = field(default_factory=Basis)
-    step_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    coder_leaders: dict[str, Leader] = field(default_factory=dict)
-    rotation: Rotation | None = None
-    exchanges: tuple[ExchangeError, ...] = ()
+    step_weights: NDArray[np.float64]
+    per_tensor_bits: NDArray[np.float64]
+    at_layers: NDArray[np.float64]
+    comparisons: tuple[PairedComparison, ...]
+    phases: tuple[Phase, ...]
+    bd_rates: tuple[BDRate, ...]
+    layer_choices: tuple[LayerChoice, ...]
+    layer_best: tuple[str, ...]
+    layer_at: dict[str, NDArray[np.float64]]
+    safety: Safety
+    table: StepTable = field(repr=False)
+    single: StepTable = field(repr=False)
+    basis: Basis
+    step_at: NDArray[np.float64]
+    coder_leaders: dict[str, Leader]
+    rotation: Rotation | None
+    exchanges: tuple[ExchangeError, ...]
 
     @property
     def measured(self) -> bool:
         """Whether any configuration has an error that is a number."""
         return any(math.isfinite(c.relative_variance) for c in self.configurations)
+
+    @property
+    def trace_attrs(self) -> dict[str, Any]:
+        """What the trace says of its run; empty if the results do not hold it."""
+        return trace_attrs(self.provenance)
 
     @property
     def decisive(self) -> int:
@@ -378,6 +381,4 @@ class SweepAnalysis:
         for spec in (spec for pair in pairs for spec in pair):
             if spec not in place:
                 raise UsageError(f"{self.name}: no comparable configuration '{spec}'; {suggest(spec, place)}")
-        if self.table is None:
-            return ()
         return compare_mixes(self.table, [(a, b, math.nan, [(place[a], 1.0)], [(place[b], 1.0)]) for a, b in pairs])

@@ -15,7 +15,7 @@ from gtrace.report.names import count, listed
 from gtrace.report.statistics import FEWEST_SEEDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -161,7 +161,7 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
         task=str(study.get("task") or ""),
         workers=workers,
         runs=tuple(runs),
-        notes=(*_notes(runs), *_script_notes(study, workers)),
+        notes=tuple(_notes(runs, study, workers)),
         warnings=tuple(str(r.get("text", "")) for r in records if r["type"] == "warning"),
         study=study,
         neural=study.get("kind") == "neural",
@@ -252,32 +252,27 @@ def _column(name: str, records: list[Mapping[str, Any]], key: str) -> NDArray[np
     return np.array([_number(r, key, name) for r in records], dtype=np.float64)
 
 
-def _notes(runs: Sequence[LoggedRun]) -> tuple[str, ...]:
-    if not runs:
-        return ("The run log holds no training step yet.",)
-    notes = []
+def _notes(runs: Sequence[LoggedRun], study: Mapping[str, Any], workers: int) -> Iterator[str]:
+    """How the runs ended, what they are no evidence for, and how far what one program did speaks for real ranks."""
     unfinished = [f"{run.spec} (step {run.last_step})" for run in runs if not run.finished]
     if unfinished:
-        notes.append(f"Not finished: {', '.join(unfinished)}.")
+        yield f"Not finished: {', '.join(unfinished)}."
     diverged = [run.spec for run in runs if run.diverged]
     if diverged:
-        notes.append(f"Diverged: {', '.join(diverged)}.")
+        yield f"Diverged: {', '.join(diverged)}."
     seeds = {run.seed for run in runs}
-    if len(seeds) < FEWEST_SEEDS:
+    if 0 < len(seeds) < FEWEST_SEEDS:
         few = "One seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
-        notes.append(f"{few}: this describes what happened and is no evidence for a difference between codecs.")
-    if not any(run.spec == BASELINE for run in runs):
-        notes.append("There is no uncompressed run to compare with.")
-    return tuple(notes)
-
-
-def _script_notes(study: Mapping[str, Any], workers: int) -> tuple[str, ...]:
-    """How far what a program did alone speaks for real ranks."""
-    if study.get("world_size") is None or study.get("exchange"):
-        return ()
-    if workers > 1:
-        return ("The encodings that are averaged are of the same gradient: optimistic, since real workers' differ.",)
-    return ("One process: no payload left it. Bits are those of the payloads that its gradients went through.",)
+        yield f"{few}: this describes what happened and is no evidence for a difference between codecs."
+    if not runs:
+        yield "The run log holds no training step yet."
+    elif all(run.spec != BASELINE for run in runs):
+        yield "There is no uncompressed run to compare with."
+    if study.get("world_size") is not None and not study.get("exchange"):
+        if workers > 1:
+            yield "The encodings that are averaged are of the same gradient: optimistic, since real workers' differ."
+        else:
+            yield "One process: no payload left it. Bits are those of the payloads that its gradients went through."
 
 
 def _number(record: Mapping[str, Any], key: str, name: str, missing: float | None = None) -> float:

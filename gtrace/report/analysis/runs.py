@@ -341,12 +341,7 @@ class FinalLoss:
 
 
 def final_losses(runs: Sequence[LoggedRun], groups: Sequence[SeedGroup]) -> list[FinalLoss]:
-    """What each codec's finished runs reached against the uncompressed ones.
-
-    Args:
-        runs: of a log.
-        groups: the finished ones of them by codec; without uncompressed ones there is nothing to compare.
-    """
+    """What each codec's finished runs, ``groups``, reached against the uncompressed ones; nothing without those."""
     exact = next((group for group in groups if group.spec == BASELINE), None)
     if exact is None:
         return []

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.noise import NoiseCosts, NoisePrediction
-    from gtrace.report.analysis.cells import CellTable
 
 
 SafetyVerdict = Literal["safe", "at risk", "cannot tell"]
@@ -227,35 +226,25 @@ class Safety:
         }
 
 
+def trace_attrs(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sweep's trace says of its run; empty if the results do not hold it."""
+    found = provenance.get("trace_attrs")
+    return found if isinstance(found, dict) else {}
+
+
 def workers_of(provenance: Mapping[str, Any]) -> int:
     """Workers of the run that a sweep's trace is of; 1 where nobody says."""
-    attrs = provenance.get("trace_attrs")
-    found = attrs.get("world_size") if isinstance(attrs, dict) else None
+    found = trace_attrs(provenance).get("world_size")
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 1 else 1
 
 
-def judge(
-    table: CellTable,
-    used: NDArray[np.bool_],
-    weights: NDArray[np.float64],
-    order: NDArray[np.int64],
-    provenance: Mapping[str, Any],
-    outlook: Outlook = Outlook(),
-) -> Safety:
-    """Say of each configuration of a sweep whether it is safe.
-
-    Args:
-        table: C configurations, K cells.
-        used: (C, K) which cells each configuration is summed over.
-        weights: (steps,) part of training that each step represents.
-        order: (C,) configurations in the order of the analysis.
-        provenance: of the sweep.
-        outlook: what costs are predicted from.
-    """
+def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], outlook: Outlook) -> Safety:
+    """Say of each configuration of a sweep whether it is safe; ``order`` (C,) is that of the analysis."""
     about = provenance.get("noise")
     about = about if isinstance(about, dict) else {"why": NOT_ASKED}
+    table = sums.table
     there = np.isfinite(table.noise)
-    used = used & there
+    used = sums.used & there
     if not used.any():
         return Safety(str(about.get("why") or "the gradient noise is known at none of the tensors and steps compared"))
     noise = np.broadcast_to(np.where(there, table.noise, 0.0), used.shape)
@@ -266,7 +255,7 @@ def judge(
     square = table.squared_error - np.where(split[:, None], variance, 0.0)
     square = np.where(square > _ROUNDING * table.squared_error, square, 0.0)
     variance = np.where(split[:, None], variance, np.nan)
-    sums = Sums(table, used, weights)
+    sums = Sums(table, used, sums.weights)
     steps, tensors = len(table.steps), len(table.tensors)
     by_step = {
         name: sums.totals(values, table.step, steps)

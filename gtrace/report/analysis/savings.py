@@ -161,12 +161,8 @@ ASSUMED = Cluster(Network(25e9, 20e-6), ranks=8, step_time=0.1)
 def network_model(analysis: SweepAnalysis, cluster: Cluster, drawn: Sequence[str]) -> dict[str, Any] | None:
     """What a page needs to time a step on any network, as plain numbers; None if nothing travels between ranks.
 
-    Sizes and payloads are sums over each bucket of DistributedDataParallel, in the order of sending.
-
-    Args:
-        analysis: of a sweep.
-        cluster: what the page shows first.
-        drawn: specs of codecs that the figure shows.
+    Sizes and payloads are sums over each bucket of DistributedDataParallel, in the order of sending. The page shows
+    ``cluster`` first, and the codecs with the specs ``drawn`` in its figure.
     """
     if analysis.provenance.get("kind") in _APART or not len(analysis.tensors):
         return None

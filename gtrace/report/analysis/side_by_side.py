@@ -121,15 +121,13 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
 
 
 def _paired(
-    first: StepTable | None,
-    second: StepTable | None,
+    first: StepTable,
+    second: StepTable,
     configurations: tuple[int, int],
     pick: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
     steps: NDArray[np.int64],
 ) -> tuple[float, float, int, Interval] | None:
     """Relative variances over the cells that both have, how many these are, and the interval of the log ratio."""
-    if first is None or second is None:
-        return None
     cells = [
         [values[c][np.ix_(*own)] for values in (table.error, table.energy)]
         for table, c, own in zip((first, second), configurations, pick, strict=True)

@@ -41,7 +41,7 @@ from gtrace.report.analysis.families import (
 )
 from gtrace.report.analysis.results import SweepAnalysis, over_windows, per_step, ranked_by, sweep_notes
 from gtrace.report.analysis.runs import known_mean
-from gtrace.report.analysis.safety import Outlook, judge, outlook_of, workers_of
+from gtrace.report.analysis.safety import Outlook, judge, outlook_of, trace_attrs, workers_of
 from gtrace.report.statistics import bootstrap, step_weights, thirds
 from gtrace.sweep.noise_cost import noise_costs
 from gtrace.trace import OptimizerFacts
@@ -78,20 +78,12 @@ def analyze(
     """
     own = read_cells(result)
     table = own.under_coder(coder)
-    common, partial = common_cells(table)
-    used = np.where(partial[:, None], table.measured, table.used(common))
-    weights = _weights(table, used)
-    sums = Sums(table, used, weights)
+    sums, _, partial = _sums(table)
     steps = per_step(table)
     windows = over_windows(table, steps)
     chosen = workers or workers_of(result.provenance)
     compared, split, basis = ranked_by(table, steps, windows, partial, chosen, coder)
-    ranked_used, ranked_weights = used, weights
-    if basis.window is not None:
-        common, partial = common_cells(compared)
-        ranked_used = np.where(partial[:, None], compared.measured, compared.used(common))
-        ranked_weights = _weights(compared, ranked_used)
-    ranked_sums = Sums(compared, ranked_used, ranked_weights)
+    ranked_sums, common, partial = _sums(compared)
     parts = {
         "error": ranked_sums.relative(compared.squared_error, compared.energy),
         "error_bias": ranked_sums.relative(split.bias, split.energy),
@@ -99,15 +91,14 @@ def analyze(
         "variance": sums.relative(steps.variance, steps.energy),
         "window_error": ranked_sums.relative(windows.error, windows.energy),
         "window_variance": ranked_sums.relative(windows.variance, windows.energy),
-        "bias_known": np.logical_and.reduce(np.isfinite(table.relative_bias) | ~used, axis=1),
+        "bias_known": np.logical_and.reduce(np.isfinite(table.relative_bias) | ~sums.used, axis=1),
         "bits_measured": sums.ratio(own.bits, table.n, strict=True),
     }
-    order, configurations = _configurations(table, sums, partial, weights, parts)
-    layer_bits = sums.bits_by(table.tensor, len(table.tensors))
-    single = _step_table(table, sums, weights, order, configurations, layer_bits)
-    ranked_steps = _step_table(compared, ranked_sums, ranked_weights, order, configurations, layer_bits)
-    families = _families(configurations)
+    order, configurations = _configurations(sums, partial, parts)
     bits, errors = (np.array([getattr(c, name) for c in configurations]) for name in ("bits", "error"))
+    layer_bits = sums.bits_by(table.tensor, len(table.tensors))[order]
+    single, ranked_steps = (_step_table(each, order, bits, layer_bits) for each in (sums, ranked_sums))
+    families = _families(configurations)
     wanted = choose_targets(curves_of(families, bits, errors)) if targets is None else tuple(float(t) for t in targets)
     families = _placed(families, configurations, bits, errors, wanted)
     of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
@@ -134,16 +125,16 @@ def analyze(
         provenance=result.provenance,
         fits=read_fits(result),
         exchanges=exchanges_of(result),
-        step_weights=weights,
+        step_weights=sums.weights,
         per_tensor_bits=single.layer_bits,
         at_layers=_at_layers(ranked_steps, families, len(wanted)),
         comparisons=compare_families(ranked_steps, families, wanted),
-        phases=_phases(table, sums, ranked_sums, order, families, wanted),
+        phases=_phases(sums, ranked_sums, order, families, wanted),
         bd_rates=bd_rates(families, configurations),
         layer_choices=layer_choices,
         layer_best=layer_best,
         layer_at=layer_at,
-        safety=judge(table, used, weights, order, result.provenance, outlook),
+        safety=judge(sums, order, result.provenance, outlook),
         table=ranked_steps,
         single=single,
         basis=basis,
@@ -156,28 +147,21 @@ def analyze(
 def outlook_on(
     result: SweepResult, steps: NDArray[np.int64], batch: float, horizon: int | None, workers: int | None = None
 ) -> Outlook:
-    """What the costs of noise are predicted from for a sweep.
-
-    Args:
-        result: the sweep.
-        steps: of the sweep, ascending.
-        batch: samples of a step over all workers; NaN takes what the trace says.
-        horizon: number of steps; None takes the rest of the training.
-        workers: whose average is taken; None takes those of the run that was captured.
-    """
-    attrs = result.provenance.get("trace_attrs")
-    length = OptimizerFacts.of(attrs).length if isinstance(attrs, dict) else None
+    """:func:`outlook_of` a sweep with these ascending steps; None takes the rest of the training, and its workers."""
+    length = OptimizerFacts.of(trace_attrs(result.provenance)).length
     left = None if length is None or not len(steps) or length <= steps[0] else length - int(steps[0])
     of = workers or workers_of(result.provenance)
     return outlook_of(noise_costs(result), workers=of, batch=batch, horizon=horizon, left=left)
 
 
-def _weights(table: CellTable, used: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """(steps,) part of training that each step represents, 0 for steps that no codec could measure."""
-    out = np.zeros(len(table.steps))
+def _sums(table: CellTable) -> tuple[Sums, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Sums over what is compared, and the masks of :func:`common_cells`; a step that no codec measured weighs 0."""
+    common, partial = common_cells(table)
+    used = np.where(partial[:, None], table.measured, table.used(common))
+    weights = np.zeros(len(table.steps))
     there = np.unique(table.step[used.any(axis=0)])
-    out[there] = step_weights(table.steps[there])
-    return out
+    weights[there] = step_weights(table.steps[there])
+    return Sums(table, used, weights), common, partial
 
 
 def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -187,13 +171,9 @@ def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _step_table(
-    table: CellTable,
-    sums: Sums,
-    weights: NDArray[np.float64],
-    order: NDArray[np.int64],
-    configurations: Sequence[Configuration],
-    layer_bits: NDArray[np.float64],
+    sums: Sums, order: NDArray[np.int64], bits: NDArray[np.float64], layer_bits: NDArray[np.float64]
 ) -> StepTable:
+    table, weights = sums.table, sums.weights
     tensors, steps = len(table.tensors), len(table.steps)
     # Sums are weighted by the part of training that a step represents, which these are to be without.
     totals = (sums.totals(values, table.step, steps) for values in (table.squared_error, table.energy))
@@ -205,9 +185,9 @@ def _step_table(
         whole_energy=whole_energy,
         error=sums.by_cell(table.squared_error, tensors, steps)[order],
         energy=sums.by_cell(table.energy, tensors, steps)[order],
-        bits=np.array([c.bits for c in configurations]),
+        bits=bits,
         layer_variance=sums.relative_variance_by(table.tensor, tensors)[order],
-        layer_bits=layer_bits[order],
+        layer_bits=layer_bits,
     )
 
 
@@ -217,7 +197,7 @@ def _at_layers(table: StepTable, families: Sequence[Family], targets: int) -> ND
     logs = _log(table.layer_variance)
     for f, family in enumerate(families):
         for k, at in enumerate(family.at):
-            mix = table.mix(at, table.bits)
+            mix = at.mix(table.bits)
             values = np.sum([part * logs[c] for c, part in mix], axis=0) if mix else np.zeros(0)
             known = values[np.isfinite(values)]
             if math.isfinite(at.variance) and len(known):
@@ -226,19 +206,14 @@ def _at_layers(table: StepTable, families: Sequence[Family], targets: int) -> ND
 
 
 def _phases(
-    table: CellTable,
-    sums: Sums,
-    ranked_sums: Sums,
-    order: NDArray[np.int64],
-    families: Sequence[Family],
-    targets: Sequence[float],
+    sums: Sums, ranked_sums: Sums, order: NDArray[np.int64], families: Sequence[Family], targets: Sequence[float]
 ) -> tuple[Phase, ...]:
     """The thirds of training, each summed up like the whole: bits of all cells, errors of those that are ranked by."""
-    found = []
-    for name, mask in thirds(table.steps):
-        inside = table.steps[mask].tolist()
+    found, steps = [], sums.table.steps
+    for name, mask in thirds(steps):
+        inside = steps[mask].tolist()
         # One group, the steps of this third.
-        group = np.where(mask[table.step], 0, -1)
+        group = np.where(mask[sums.table.step], 0, -1)
         variance = ranked_sums.relative_variance_by(group, 1)[order, 0]
         bits = sums.bits_by(group, 1)[order, 0]
         at = errors_at(families, bits, variance, targets)
@@ -247,17 +222,14 @@ def _phases(
 
 
 def _configurations(
-    table: CellTable,
-    sums: Sums,
-    partial: NDArray[np.bool_],
-    weights: NDArray[np.float64],
-    parts: Mapping[str, NDArray[Any]],
+    sums: Sums, partial: NDArray[np.bool_], parts: Mapping[str, NDArray[Any]]
 ) -> tuple[NDArray[np.int64], tuple[Configuration, ...]]:
+    table, weights = sums.table, sums.weights
     families, settings = label(table.specs, table.methods, table.parameters)
     variance = sums.relative(table.squared_error, table.energy)
     bits = sums.ratio(table.bits, table.n, strict=True)
-    numbers = {name: _summed(name, measure, table, sums) for name, measure in SUMMED.items()}
-    optimal = numbers["optimal_variance"]
+    numbers = {name: _summed(name, measure, sums) for name, measure in SUMMED.items()}
+    optimal, cells = numbers["optimal_variance"], sums.used.sum(axis=1)
     layer_logs = _log(sums.relative_variance_by(table.tensor, len(table.tensors)))
     numbers |= {
         "relative_variance": variance,
@@ -288,7 +260,7 @@ def _configurations(
             family=families[c],
             setting=settings[c],
             nominal_bits=table.nominal_bits[c],
-            cells=int(sums.cells[c]),
+            cells=int(cells[c]),
             partial=bool(partial[c]),
             error_source=error_source[c],
             bits_source=bits_source[c],
@@ -302,9 +274,9 @@ def _configurations(
     return np.array(order, dtype=np.int64), configurations
 
 
-def _summed(name: str, measure: Measure, table: CellTable, sums: Sums) -> NDArray[np.float64]:
+def _summed(name: str, measure: Measure, sums: Sums) -> NDArray[np.float64]:
     """(C,) the mean of a column over the cells in use."""
-    values = table.columns[name]
+    table, values = sums.table, sums.table.columns[name]
     if measure.absolute:
         values = divide(values, table.mean_abs, table.mean_abs > 0)
     if measure.of == "energy":
@@ -333,14 +305,12 @@ def _placed(
 ) -> tuple[Family, ...]:
     """The families at equal bits, with indices of the analysis, and the part of their errors that is bias."""
 
+    biased = [c.error_bias / c.error if c.error > 0 else 0.0 for c in configurations]
+
     def whole(at: AtBits, members: Sequence[int]) -> AtBits:
-        if at.lower < 0:
-            return at
-        lower, upper = members[at.lower], members[at.upper]
-        parts = [c.error_bias / c.error if c.error > 0 else 0.0 for c in (configurations[lower], configurations[upper])]
-        low, high = bits[lower], bits[upper]
-        share = float((at.target - low) / (high - low)) if high > low else 0.0
-        return replace(at, lower=lower, upper=upper, bias=at.variance * ((1 - share) * parts[0] + share * parts[1]))
+        placed = at.among(members)
+        mix = placed.mix(bits)
+        return replace(placed, bias=at.variance * sum(part * biased[c] for c, part in mix)) if mix else at
 
     curves = curves_of(families, bits, errors)
     found = [all_at_bits(curves, target) for target in targets]

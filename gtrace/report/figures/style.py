@@ -35,16 +35,16 @@ PAPER = "#ffffff"
 FRONT = "#9aa5b5"
 MISSING_CELL = "#eceff3"
 
-#: Line colours (Okabe and Ito's palette, without the yellow that vanishes on white) and the darker
-#: shade of each that is legible as text on white.
+#: Line colours (Okabe and Ito's palette, without the yellow that vanishes on white), the darker shade of each that is
+#: legible as text on white, and both on a dark page.
 _LINES = {
-    "blue": ("#0072b2", "#005f95"),
-    "orange": ("#e69f00", "#8a5f00"),
-    "green": ("#009e73", "#00755a"),
-    "vermillion": ("#d55e00", "#a84a00"),
-    "purple": ("#cc79a7", "#9b4a77"),
-    "sky": ("#56b4e9", "#1f6f9e"),
-    "grey": ("#4d5665", "#4d5664"),
+    "blue": ("#0072b2", "#005f95", "#3d9fdc", "#6db8e8"),
+    "orange": ("#e69f00", "#8a5f00", "#e69f00", "#f0b53a"),
+    "green": ("#009e73", "#00755a", "#1fb98c", "#4fd0a9"),
+    "vermillion": ("#d55e00", "#a84a00", "#ec7a22", "#f59a52"),
+    "purple": ("#cc79a7", "#9b4a77", "#cc79a7", "#e0a3c5"),
+    "sky": ("#56b4e9", "#1f6f9e", "#7cc8f2", "#9ad6f7"),
+    "grey": ("#4d5665", "#4d5664", "#b4bdcb", "#c3cbd7"),
 }
 
 #: colour on white -> colour on a dark page
@@ -55,20 +55,7 @@ DARK = {
     PAPER: "#151a22",
     FRONT: "#5d6a7d",
     MISSING_CELL: "#222a35",
-    "#0072b2": "#3d9fdc",
-    "#005f95": "#6db8e8",
-    "#e69f00": "#e69f00",
-    "#8a5f00": "#f0b53a",
-    "#009e73": "#1fb98c",
-    "#00755a": "#4fd0a9",
-    "#d55e00": "#ec7a22",
-    "#a84a00": "#f59a52",
-    "#cc79a7": "#cc79a7",
-    "#9b4a77": "#e0a3c5",
-    "#56b4e9": "#7cc8f2",
-    "#1f6f9e": "#9ad6f7",
-    "#4d5665": "#b4bdcb",
-    "#4d5664": "#c3cbd7",
+    **{own[k]: own[k + 2] for own in _LINES.values() for k in (0, 1)},
 }
 
 #: method -> colour, marker, line style: fixed, so that a method looks the same in every report.
@@ -158,7 +145,7 @@ class Look:
     text: str
     marker: str
     dash: str
-    fill: str = "full"
+    fill: str
 
     def curve(self) -> dict[str, Any]:
         """Arguments of ``Axes.plot``."""
@@ -198,14 +185,14 @@ def look(method: str, variant: int = 0) -> Look:
         dash = _DASHES[(_DASHES.index(dash) + variant) % len(_DASHES)]
     if around:
         dash = _DASHES[(_DASHES.index(dash) + 2) % len(_DASHES)]
-    return Look(*_LINES[colour], marker, dash, _FILLS.get(around, "bottom"))
+    return hue(colour, marker, dash, _FILLS.get(around, "bottom"))
 
 
 def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
     """Look of each name by its method, empty for none: several of one method differ in marker and dashes."""
     # What is not a method, such as a tensor: up to 14 of them differ in colour or marker.
-    colours = list(_LINES.values())
-    free = (Look(*colours[k % len(colours)], _MARKERS[k % len(_MARKERS)], _DASHES[k % 2]) for k in range(len(methods)))
+    colours = list(_LINES)
+    free = (hue(colours[k % len(colours)], _MARKERS[k % len(_MARKERS)], _DASHES[k % 2]) for k in range(len(methods)))
     seen: Counter[str] = Counter()
     looks = {}
     for name, method in methods.items():
@@ -214,9 +201,10 @@ def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
     return looks
 
 
-def hue(colour: str, marker: str, dash: str) -> Look:
-    """A look from the palette, for what is not a codec: blue, orange, green, vermillion, purple, sky or grey."""
-    return Look(*_LINES[colour], marker, dash)
+def hue(colour: str, marker: str, dash: str, fill: str = "full") -> Look:
+    """A look from the palette: blue, orange, green, vermillion, purple, sky or grey."""
+    line, text, *_ = _LINES[colour]
+    return Look(line, text, marker, dash, fill)
 
 
 @contextmanager
@@ -321,10 +309,7 @@ def render(figure: Figure, kind: FigureKind, *, text_as_paths: bool = True) -> b
 def inline_svg(figure: Figure, prefix: str, label: str) -> str:
     """An ``<svg>`` element for a page: real text, colours as CSS variables, no reference to anything outside.
 
-    Args:
-        figure: any figure of this package.
-        prefix: put before every identifier, so that several figures can share a page.
-        label: what a screen reader says.
+    Several figures can share a page by a ``prefix`` of every identifier. A screen reader says ``label``.
     """
     figure.patch.set_alpha(0)
     # Written by matplotlib a moment ago from escaped text: not untrusted.

@@ -21,7 +21,6 @@ from gtrace.report.figures.style import (
     MISSING_CELL,
     MUTED,
     PAPER,
-    Look,
     log_ticks,
     log_values,
     looks_of,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.details import Density, TensorFit
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.figures.style import Look
 
 VARIANCE = "relative variance  ||Q(g) − g||² / ||g||²"
 BITS = "measured bits per coordinate"
@@ -73,7 +73,7 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
     axes = figure.add_subplot()
     looks = looks_of({family.label: family.method for family in analysis.families})
     labels, lines = [], []
-    by_step = analysis.per_step if analysis.table is None else analysis.table.relative()
+    by_step = analysis.table.relative()
     for family in analysis.families:
         own = looks[family.label]
         members = [i for i in family.members if _drawable(analysis.configurations[i])]
@@ -288,10 +288,6 @@ _TO_ZERO = 1.5
 _NORMS = {"l2": "l2 norm", "linf": "largest magnitude", "l1": "l1 norm"}
 
 
-#: name, look and levels of one configuration
-_Row = tuple[str, Look, "NDArray[np.float64]"]
-
-
 @styled()
 def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> Figure:
     """Levels of every configuration with the commonest number of them, below the density of r.
@@ -323,8 +319,10 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> F
     return figure
 
 
-def _draw_panel(top: Axes, bottom: Axes, tensor: str, density: Density, rows: list[_Row], most: int) -> None:
-    """One law of one tensor with the levels that were fitted, or set, on it."""
+def _draw_panel(
+    top: Axes, bottom: Axes, tensor: str, density: Density, rows: list[tuple[str, Look, NDArray[np.float64]]], most: int
+) -> None:
+    """One law of one tensor with the levels that were fitted, or set, on it: the name, look and levels of each row."""
     smallest = min(float(levels[levels > 0].min()) for *_, levels in rows)
     low = min(smallest / 2, max(density.quantile(_LEFT_OUT), smallest / 2**_BELOW_LEVELS))
     low = 2.0 ** math.floor(math.log2(low))

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.analysis.details import exchanges_of
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST, Judgement, cheapest_safe, samples
 from gtrace.report.analysis.savings import EXCHANGES
 from gtrace.report.names import MISSING, count, listed, number, percent
-from gtrace.report.section import NOTHING, Cell, Column, Table, flat, format_cell, value_cell
+from gtrace.report.section import NOTHING, Cell, Column, Table, flat, value_cell
 from gtrace.report.sections.sweep_tables import MARKS, batch_cell, method_columns, most_energy
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.safety import SafetyVerdict
     from gtrace.report.analysis.savings import Saving, Savings
     from gtrace.report.section import Record, Shown
-    from gtrace.sweep import SweepResult
 
 
 TITLE = "Is it safe?"
@@ -83,7 +81,7 @@ def least_over_noise(analysis: SweepAnalysis) -> list[float]:
 
     NaN without an error, and for a codec that has none.
     """
-    errors = analysis.per_step if analysis.table is None else analysis.table.relative()
+    errors = analysis.table.relative()
     worst = np.where(np.isfinite(errors), errors, 0.0).max(axis=1, initial=0.0)
     return [1 / math.sqrt(value) if value > 0 else math.nan for value in worst.tolist()]
 
@@ -148,7 +146,7 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
             "Step over bf16: how many times as long a step with bf16 gradients would take, with the exchange below it; "
             "more under Savings."
         )
-    return Table(TITLE, columns, rows, (*notes, *_test(analysis)), "No configuration was measured.", place="safety")
+    return Table(TITLE, columns, rows, (*notes, *_test(analysis)), place="safety")
 
 
 def _ratio_cell(found: Judgement) -> Cell:
@@ -174,8 +172,7 @@ def _saved_cell(best: Saving | None) -> Cell:
 def _test(analysis: SweepAnalysis) -> list[str]:
     """The command that would test the prediction for the codec that a reader may want to take."""
     k = cheapest_safe(analysis.safety.judged, [c.bits for c in analysis.configurations])
-    attrs = analysis.provenance.get("trace_attrs")
-    attrs = attrs if isinstance(attrs, dict) else {}
+    attrs = analysis.trace_attrs
     words = attrs.get("argv")
     if k < 0 or not isinstance(words, list) or not words:
         return []
@@ -250,7 +247,6 @@ def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         shown,
         columns,
         notes=tuple(notes),
-        empty="No tensor was measured.",
         folded=True,
         place="safety",
     )
@@ -316,7 +312,7 @@ def rotation_table(found: Rotation, shown: Collection[str]) -> Table:
     ratio = Column("ratio", "error rotated over error not rotated; below 1 the rotation pays", rank=1)
     columns = [
         (Column("tensor", "parameter name", numeric=False), lambda one: one.tensor),
-        (Column("energy", "part of the total ||g||²", rank=2), lambda one: format_cell(one.energy, ".1%")),
+        (Column("energy", "part of the total ||g||²", rank=2), lambda one: value_cell(one.energy, ".1%")),
         (rotated, lambda one: error(one.rotated, one.rotated_error)),
         (plain, lambda one: error(one.plain, one.plain_error)),
         (ratio, lambda one: one.ratio),
@@ -340,12 +336,6 @@ def rotation_table(found: Rotation, shown: Collection[str]) -> Table:
 #: ways in the order of their error
 _WAYS = ("allgather", "shared-scale", "two-shot", "hierarchical", "ring")
 _MANY = 10.0
-
-
-def exchanges_shown(result: SweepResult) -> tuple[Table, list[str]]:
-    """The table of a sweep's exchanges, and what it says."""
-    found = exchanges_of(result)
-    return exchange_table(found), exchange_sentence(found)
 
 
 def exchange_sentence(found: Sequence[ExchangeError]) -> list[str]:

@@ -25,7 +25,7 @@ from gtrace.report.section import (
     Panel,
     Section,
     Table,
-    format_cell,
+    value_cell,
 )
 from gtrace.report.sections.charts import charted
 from gtrace.report.verdict import lost
@@ -186,47 +186,45 @@ def _worth(plan: Plan) -> str:
     return f"Not worth a plan: error drops only {gain:.1%} at equal bits against {single}. Take that codec."
 
 
-def _deciding(plan: Plan) -> list[str]:
+def _deciding(plan: Plan) -> Iterator[str]:
     """Which tensors hold most of the error."""
     total = sum(row.error for row in plan.tensors)
     if total <= 0 or len(plan.tensors) < 2:
-        return []
-    rows = sorted(plan.tensors, key=lambda row: -row.error)
+        return
     kept, part = [], 0.0
-    for row in rows[:_MOST_NAMED]:
+    for row in sorted(plan.tensors, key=lambda row: -row.error)[:_MOST_NAMED]:
         kept.append(f"{row.tensor} ({row.error / total:.0%})")
         part += row.error / total
         if part > 0.8:
             break
-    return [f"Most of the {what(plan)} left is in {listed(kept)}: these decide what more bits buy."]
+    yield f"Most of the {what(plan)} left is in {listed(kept)}: these decide what more bits buy."
 
 
-def _rotated(plan: Plan) -> list[str]:
+def _rotated(plan: Plan) -> Iterator[str]:
     """How many tensors have a codec that rotates, if any has."""
     rows = [row for row in plan.tensors if rotates(method_of(row.codec))]
-    if not rows:
-        return []
-    held = sum(row.elements for row in rows) / max(1, sum(row.elements for row in plan.tensors))
-    methods = listed(dict.fromkeys(method_of(row.codec) for row in rows))
-    whole = count(len(plan.tensors), "tensor")
-    return [f"A rotation pays on {len(rows)} of {whole}, with {number(100 * held, 2)}% of the values ({methods})."]
+    if rows:
+        held = sum(row.elements for row in rows) / max(1, sum(row.elements for row in plan.tensors))
+        methods = listed(dict.fromkeys(method_of(row.codec) for row in rows))
+        whole = count(len(plan.tensors), "tensor")
+        yield f"A rotation pays on {len(rows)} of {whole}, with {number(100 * held, 2)}% of the values ({methods})."
 
 
-def _firm(plan: Plan) -> list[str]:
+def _firm(plan: Plan) -> Iterator[str]:
     found = plan.confidence
     if found is None:
-        return ["Stability unknown: a single step was measured."]
+        yield "Stability unknown: a single step was measured."
+        return
     firm = sum(row.stable is not None and row.stable >= FIRM for row in plan.tensors)
     low, _, high = (max(0.0, value) for value in found.regret)
-    said = [
+    yield (
         f"Stability: resampling the steps {found.resamples} times, {firm} of {count(len(plan.tensors), 'tensor')} kept "
-        f"their codec in at least {FIRM:.0%} of cases.",
-        f"There the plan's {what(plan)} is {low:.1%} to {high:.1%} above the least that its bits could reach.",
-    ]
+        f"their codec in at least {FIRM:.0%} of cases."
+    )
+    yield f"There the plan's {what(plan)} is {low:.1%} to {high:.1%} above the least that its bits could reach."
     if found.gain is not None:
         low, high = found.gain[0], found.gain[-1]
-        said.append(f"There it saves {low:.0%} to {high:.0%} against the best single codec, each at its own bits.")
-    return said
+        yield f"There it saves {low:.0%} to {high:.0%} against the best single codec, each at its own bits."
 
 
 def brief_table(plan: Plan) -> Table:
@@ -252,10 +250,10 @@ def brief_table(plan: Plan) -> Table:
         (Column("tensor", numeric=False), name),
         (Column("codec", numeric=False), codec),
         (Column("bits"), lambda rows: number(moved(rows) / sum(row.elements for row in rows))),
-        (Column("of the bits", rank=2), lambda rows: format_cell(moved(rows) / bits, ".1%")),
+        (Column("of the bits", rank=2), lambda rows: value_cell(moved(rows) / bits, ".1%")),
         (
             Column(f"of the {what(plan)}", rank=1),
-            lambda rows: format_cell(sum(row.error for row in rows) / error, ".1%"),
+            lambda rows: value_cell(sum(row.error for row in rows) / error, ".1%"),
         ),
     ]
     return Table.of(f"Tensors with the most {what(plan)}", shown, columns)
@@ -285,9 +283,9 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
         (Column("bits", meaning), lambda row: number(row.bits)),
         (
             Column("of the bits", "its part of all bits", rank=2),
-            lambda row: format_cell(row.bits * row.elements / bits, ".1%"),
+            lambda row: value_cell(row.bits * row.elements / bits, ".1%"),
         ),
-        (part, lambda row: format_cell(row.error / error, ".1%")),
+        (part, lambda row: value_cell(row.error / error, ".1%")),
         (Column("stable", "part of the resampled steps on which its codec stays the same", rank=4), stable),
         (Column("bits there", "5th to 95th percentile of its bits on resampled steps", rank=5), spread),
     ]

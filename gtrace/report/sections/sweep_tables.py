@@ -24,7 +24,6 @@ from gtrace.report.section import (
     LayerTables,
     Shown,
     Table,
-    format_cell,
     value_cell,
 )
 from gtrace.report.sections.side_by_side import ratio_columns, span
@@ -173,8 +172,7 @@ def _listed(analysis: SweepAnalysis, chosen: list[int], k: int) -> Table:
 
 def comparison_table(analysis: SweepAnalysis) -> Table:
     """The leader against every other method at the decisive bits, paired over steps."""
-    k = analysis.decisive
-    bits = analysis.targets[k] if k >= 0 else math.nan
+    bits = analysis.targets[analysis.decisive]
     here = [c for c in analysis.comparisons if c.bits == bits]
     rows = sum(len(analysis.ranking(j)) > 1 for j in range(len(analysis.targets)))
     title = f"Error of the leader over that of the others at {bits:g} bits, paired over steps"
@@ -234,9 +232,8 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
 def phase_table(analysis: SweepAnalysis) -> Table:
     """Error of each method in the thirds of training, at the decisive bits, and a line over the steps."""
     k = analysis.decisive
-    bits = analysis.targets[k] if k >= 0 else math.nan
+    bits = analysis.targets[k]
     place = {f.label: i for i, f in enumerate(analysis.families)}
-    found = analysis.ranking(k) if k >= 0 and analysis.phases else []
 
     def over(phase: Phase) -> Callable[[Family], Cell]:
         errors = phase.at[:, k].tolist()
@@ -251,7 +248,7 @@ def phase_table(analysis: SweepAnalysis) -> Table:
     title = f"Error over training at {bits:g} measured bits per value"
     return Table.of(
         title,
-        found,
+        analysis.ranking(k),
         [
             (Column("method", numeric=False), lambda family: family.label),
             *(
@@ -264,8 +261,7 @@ def phase_table(analysis: SweepAnalysis) -> Table:
             ),
         ],
         place="training",
-        notes=notes if found else (),
-        empty="Too few steps to compare parts of training.",
+        notes=notes,
     )
 
 
@@ -400,10 +396,9 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
     }
 
     def of(name: str) -> Callable[[Configuration], Cell]:
-        form = known[name].form
-        if form:
-            return lambda c: format_cell(getattr(c, name), form)
-        return lambda c: value_cell(*_CAREFUL[name](c)) if name in _CAREFUL else value_cell(getattr(c, name))
+        if name in _CAREFUL:
+            return _CAREFUL[name]
+        return lambda c: value_cell(getattr(c, name), known[name].form)
 
     columns: list[tuple[Column, Callable[[Configuration], Shown]]] = [
         (
@@ -438,24 +433,22 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
         analysis.configurations,
         columns,
         notes=notes,
-        empty="No configuration was measured.",
         place="details",
     )
 
 
+_COMPUTED = {"expected": "computed", "mixed": "partly computed"}
 #: numbers that are known in part, or in a way that a hint tells
-_CAREFUL: dict[str, Callable[[Configuration], tuple[float, str]]] = {
-    "bias": lambda c: (c.bias, "") if c.bias_known else (math.nan, "not known"),
-    "bits": lambda c: (c.bits, {"expected": "computed", "mixed": "partly computed"}.get(c.bits_source, "")),
+_CAREFUL: dict[str, Callable[[Configuration], Cell]] = {
+    "bias": lambda c: value_cell(c.bias) if c.bias_known else value_cell(math.nan, hint="not known"),
+    "bits": lambda c: value_cell(c.bits, hint=_COMPUTED.get(c.bits_source, "")),
 }
 
 
 def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
     """One line per tensor: relative variance with the configuration of each method nearest to three bits.
 
-    Args:
-        analysis: of a sweep.
-        most: of more tensors, those with the largest part of the energy and those that prefer another method.
+    Of more than ``most`` tensors, those with the largest part of the energy and those that prefer another method.
     """
     k = analysis.decisive
     order = [f.label for f in analysis.ranking(k)] if k >= 0 else []
@@ -472,7 +465,7 @@ def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         (Column("elements", rank=len(chosen) + 2), lambda t: f"{analysis.elements[t]:,}"),
         (
             Column("energy", "part of the total ||g||²", rank=len(chosen) + 1),
-            lambda t: format_cell(float(analysis.energy_share[t]), ".1%"),
+            lambda t: value_cell(float(analysis.energy_share[t]), ".1%"),
         ),
     ]
     notes = [
@@ -498,7 +491,6 @@ def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         shown,
         columns,
         notes=tuple(notes),
-        empty="No tensor was measured.",
         folded=True,
         place="layers",
     )

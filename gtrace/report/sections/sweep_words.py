@@ -10,7 +10,7 @@ from gtrace.report.analysis.results import CODED, averaged_over
 from gtrace.report.names import MISSING, count, listed, number, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gtrace.report.analysis.evidence import PairedComparison
     from gtrace.report.analysis.families import Family
@@ -52,23 +52,12 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
         return [f"{at}, {only.label} loses {lost}{over}; no other method was measured there."]
     named = [f"{f.label} ({_amount(f, k, 'has')})" for f in found[1:]]
     least = _amount(found[0], k, "it has", " of gradient energy")
-    first = [f"{at}, {found[0].label} loses least{over} ({least}), then {listed(named[: _FIRST - 1])}."]
-    first += [f"Behind them: {listed(named[_FIRST - 1 :], _NAMED)}."] if named[_FIRST - 1 :] else []
-    first += _how_sure(analysis, k)
-    ranks = averaged_over(analysis.provenance)
-    if ranks > 1:
-        first.append(
-            f"Measured on averages over {ranks} ranks: the gradients that each would send have more noise, "
-            "so errors on the wire will be larger."
-        )
-    return [
-        *first,
-        *_bias(analysis, k),
-        *_coders(analysis, k),
-        *_elsewhere(analysis, k),
-        *_over_training(analysis, k),
-        *_layers(analysis),
-    ]
+    said = [f"{at}, {found[0].label} loses least{over} ({least}), then {listed(named[: _FIRST - 1])}."]
+    if named[_FIRST - 1 :]:
+        said.append(f"Behind them: {listed(named[_FIRST - 1 :], _NAMED)}.")
+    for more in (_how_sure, _bias, _coders, _elsewhere, _over_training, _layers):
+        said += more(analysis, k)
+    return said
 
 
 def _amount(family: Family, k: int, has: str, of: str = "") -> str:
@@ -78,16 +67,15 @@ def _amount(family: Family, k: int, has: str, of: str = "") -> str:
     return f"{has} {lost} at {number(at.bits)} bits" if at.elsewhere else lost
 
 
-def _bias(analysis: SweepAnalysis, k: int) -> list[str]:
+def _bias(analysis: SweepAnalysis, k: int) -> Iterator[str]:
     """Whose error does not shrink with more workers, when not everybody's does or nobody's."""
     shares = {f.label: f.at[k].bias / f.at[k].variance for f in analysis.ranking(k) if f.at[k].variance > 0}
     biased = [f"{label} ({percent(share)})" for label, share in shares.items() if share > _BIASED]
-    if not biased or (len(biased) == len(shares) and not any(c.bias_known for c in analysis.configurations)):
-        return []
-    return [f"More workers do not shrink the part of an error that is bias: {listed(biased)}."]
+    if biased and (len(biased) < len(shares) or any(c.bias_known for c in analysis.configurations)):
+        yield f"More workers do not shrink the part of an error that is bias: {listed(biased)}."
 
 
-def _coders(analysis: SweepAnalysis, k: int) -> list[str]:
+def _coders(analysis: SweepAnalysis, k: int) -> Iterator[str]:
     """Whether another coder of the symbols has another leader."""
     here, target = {f.label for f in analysis.leaders(k)}, analysis.targets[k]
     own = analysis.basis.coder
@@ -102,20 +90,25 @@ def _coders(analysis: SweepAnalysis, k: int) -> list[str]:
 
     others = [f"{listed(how)} {label} leads{at(rate)}" for (label, rate), how in said.items()]
     sentence = f"{', '.join(others)}; {CODED[own]} {analysis.ranking(k)[0].label} does{at(target)}."
-    return [f"{sentence[:1].upper()}{sentence[1:]}"] if said else []
+    if said:
+        yield f"{sentence[:1].upper()}{sentence[1:]}"
 
 
-def _how_sure(analysis: SweepAnalysis, k: int) -> list[str]:
-    """The leader against those that are too close to call, and against the first that is not."""
+def _how_sure(analysis: SweepAnalysis, k: int) -> Iterator[str]:
+    """The leader against those that are too close to call, and against the first that is not; and whose gradients."""
     found, level = analysis.ranking(k), analysis.leaders(k)
-    sentences = []
     if len(level) > 1:
-        sentences.append(f"{listed([f.label for f in level])} are too close to call: {_doubt(analysis, level, k)}.")
-    behind = next((f for f in found if f not in level), None)
-    if behind is None:
-        return sentences
-    compared = analysis.comparison(found[0].label, behind.label, analysis.targets[k])
-    return sentences if compared is None else [*sentences, f"{found[0].label} has {compared_in_words(compared)}."]
+        yield f"{listed([f.label for f in level])} are too close to call: {_doubt(analysis, level, k)}."
+    behind = next((f.label for f in found if f not in level), "")
+    compared = analysis.comparison(found[0].label, behind, analysis.targets[k])
+    if compared is not None:
+        yield f"{found[0].label} has {compared_in_words(compared)}."
+    ranks = averaged_over(analysis.provenance)
+    if ranks > 1:
+        yield (
+            f"Measured on averages over {ranks} ranks: the gradients that each would send have more noise, "
+            "so errors on the wire will be larger."
+        )
 
 
 def _doubt(analysis: SweepAnalysis, level: Sequence[Family], k: int) -> str:
@@ -139,49 +132,42 @@ def compared_in_words(compared: PairedComparison) -> str:
     return f"{said} and less in {percent(compared.better)} of training, but {compared.by_elements.why}"
 
 
-def _elsewhere(analysis: SweepAnalysis, k: int) -> list[str]:
+def _elsewhere(analysis: SweepAnalysis, k: int) -> Iterator[str]:
     """Who leads at the other targets, if there is a choice at all."""
     here = analysis.leaders(k)
     led: dict[tuple[str, ...], list[float]] = {}
     for j, target in enumerate(analysis.targets):
         if j != k and len(analysis.ranking(j)) > 1:
             led.setdefault(tuple(f.label for f in analysis.leaders(j)), []).append(target)
-    sentences = []
     for labels, targets in led.items():
         verb = "leads" if len(labels) == 1 else "lead"
         also = " as well" if {f.label for f in here}.issuperset(labels) else ""
         bits = "bit" if targets == [1.0] else "bits"
-        sentences.append(f"{listed(labels)} {verb} at {listed([f'{t:g}' for t in targets])} {bits}{also}.")
-    return sentences
+        yield f"{listed(labels)} {verb} at {listed([f'{t:g}' for t in targets])} {bits}{also}."
 
 
-def _over_training(analysis: SweepAnalysis, k: int) -> list[str]:
+def _over_training(analysis: SweepAnalysis, k: int) -> Iterator[str]:
     """Thirds of training where another method has the least error than over all of it."""
-    found = analysis.ranking(k)
-    if len(found) < 2:
-        return []
-    labels = [f.label for f in analysis.families]
+    leader = analysis.ranking(k)[0].label
     said = []
     for phase in analysis.phases:
-        known = {label: phase.at[i, k] for i, label in enumerate(labels) if math.isfinite(phase.at[i, k])}
-        if found[0].label not in known:
-            continue
-        best = min(known, key=lambda label: known[label])
-        if best != found[0].label:
-            values = f"{best} {energy_share(known[best])}, {found[0].label} {energy_share(known[found[0].label])}"
+        known = {f.label: at for f, at in zip(analysis.families, phase.at[:, k], strict=True) if math.isfinite(at)}
+        best = min(known, key=known.__getitem__, default=leader)
+        if best != leader and leader in known:
+            values = f"{best} {energy_share(known[best])}, {leader} {energy_share(known[leader])}"
             said.append(f"{phase.name} (steps {phase.first:,} to {phase.last:,}) {values}")
-    return [f"The leader changes over training: {'; '.join(said)}."] if said else []
+    if said:
+        yield f"The leader changes over training: {'; '.join(said)}."
 
 
-def _layers(analysis: SweepAnalysis) -> list[str]:
+def _layers(analysis: SweepAnalysis, _k: int) -> Iterator[str]:
     """Layers that another method suits better beyond the noise of steps, the clearest first."""
     sure = sorted((c for c in analysis.layer_choices if c.sure), key=lambda c: c.ratio)
-    if not sure:
-        return []
     shown = [f"{c.tensor} prefers {c.best} ({number(c.ratio, 2)} times the error)" for c in sure[:_LAYERS]]
     more = f" and {len(sure) - _LAYERS} more" if len(sure) > _LAYERS else ""
-    at = bits_in_words(sure[0].bits)
-    return [f"At {at} per value of the layer itself, {', '.join(shown)}{more}, against {sure[0].leader}."]
+    if sure:
+        at = bits_in_words(sure[0].bits)
+        yield f"At {at} per value of the layer itself, {', '.join(shown)}{more}, against {sure[0].leader}."
 
 
 def off_target(analysis: SweepAnalysis) -> list[str]:

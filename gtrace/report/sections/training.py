@@ -31,7 +31,6 @@ from gtrace.report.section import (
     Shown,
     Table,
     flat,
-    format_cell,
     value_cell,
 )
 from gtrace.report.sections import charts
@@ -159,7 +158,7 @@ def run_table(analysis: RunLogAnalysis) -> Table:
             Column("training loss", "mean of the last tenth of the steps", rank=1 if tested else 0),
             lambda run: run.final_loss,
         ),
-        (Column("test accuracy", "at the last test"), lambda run: format_cell(run.final_accuracy, ".2%")),
+        (Column("test accuracy", "at the last test"), lambda run: value_cell(run.final_accuracy, ".2%")),
         (
             Column(
                 "relative variance",
@@ -242,7 +241,6 @@ def rank_table(analysis: RunLogAnalysis) -> Table:
             (given, lambda own: size(8 * own[1].wire_bytes)),
         ],
         notes=notes,
-        empty="No ranks trained together.",
     )
 
 
@@ -263,10 +261,10 @@ def shadow_table(analysis: RunLogAnalysis) -> Table:
         (
             *([Cell(run.spec), Cell(str(run.seed))] if several else []),
             Cell(curve.tensor),
-            format_cell(known_mean(curve.cosine), ".4f"),
-            format_cell(float(np.nanmin(curve.cosine)) if np.isfinite(curve.cosine).any() else math.nan, ".4f"),
+            value_cell(known_mean(curve.cosine), ".4f"),
+            value_cell(float(np.nanmin(curve.cosine)) if np.isfinite(curve.cosine).any() else math.nan, ".4f"),
             value_cell(known_mean(curve.error)),
-            format_cell(known_mean(curve.cosine_alone), ".4f"),
+            value_cell(known_mean(curve.cosine_alone), ".4f"),
             value_cell(known_mean(curve.error_alone)),
         )
         for run in runs
@@ -388,9 +386,7 @@ def loss_digits(difference: Interval) -> int:
 def comparison_lines(compared: Sequence[FinalLoss], own_seed: bool) -> list[str]:
     """Final losses of codecs against the uncompressed runs: a sentence for one codec, a line each for several.
 
-    Args:
-        compared: of the codecs.
-        own_seed: the program sets its own seed, so that further seeds were left out.
+    ``own_seed``: the program sets its own seed, so that further seeds were left out.
     """
     if len(compared) == 1:
         lines = [f"{compared[0].spec}: {_final_loss(compared[0])}."]

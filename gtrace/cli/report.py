@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import gtrace.report
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo, wide_console
 from gtrace.cli.groups import complete_figure
@@ -130,12 +131,11 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
     if settings.figure is None:
         _write(settings, list(results), cluster)
         return
-    from gtrace.report import draw
     from gtrace.report.files import write_drawing
 
     report = _report(settings, _given(list(results)), cluster)
     path = settings.output or Path(f"{settings.figure}.svg")
-    echo(str(write_drawing(path, partial(draw, report, settings.figure), force=settings.force)))
+    echo(str(write_drawing(path, partial(gtrace.report.draw, report, settings.figure), force=settings.force)))
 
 
 def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:

@@ -216,8 +216,7 @@ def _exchange(
     """Measure exchanges, add them to the results and print them."""
     from rich.console import Console
 
-    from gtrace.report.analysis.details import exchanges_of
-    from gtrace.report.sections.checks import exchange_sentence, exchange_table
+    from gtrace.report.sections.checks import exchanges_shown
     from gtrace.report.text import print_table
     from gtrace.sweep.store import ResultStore
     from gtrace.trace import open_trace
@@ -229,8 +228,8 @@ def _exchange(
         ):
             store.add([], details=[row])
     if not settings.as_json:
-        found = exchanges_of(ResultStore.load(path))
-        print_table(exchange_table(found), exchange_sentence(found), Console(highlight=False))
+        table, sentences = exchanges_shown(ResultStore.load(path))
+        print_table(table, sentences, Console(highlight=False))
 
 
 #: nominal bits of methods that are named without bits

@@ -40,7 +40,6 @@ from gtrace.report.section import (
     FigureSpec,
     HeatMap,
     LayerTables,
-    Section,
     Table,
     Verdict,
 )
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.history import TensorHistory
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.inputs import Report
-    from gtrace.report.section import Block, Place, Shown
+    from gtrace.report.section import Block, Place, Section, Shown
     from gtrace.sweep import SweepResult
 
 

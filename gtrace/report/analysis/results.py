@@ -142,7 +142,6 @@ def sweep_notes(
 
 
 def _compared(table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...]) -> Iterator[str]:
-    """What is compared, and what is left out."""
     is_tensor = table.tensor >= 0
     covered = table.covers().any(axis=0)
     holes = int((is_tensor & ~covered).sum())
@@ -181,7 +180,6 @@ def _errors(configurations: tuple[Configuration, ...], basis: Basis) -> Iterator
 
 
 def _sources(table: CellTable, configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
-    """Where bits and errors come from."""
     expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
     said = f"Bits {CODED[basis.coder]} are computed, not counted on encoded bytes"
     yield from _naming(said, expected, len(configurations))

@@ -188,7 +188,6 @@ class Safety:
         noise_per_step: (steps,) the same at each step.
         noise_per_tensor: (tensors,) the same of each tensor.
         workers: of the line of several workers in full precision.
-        cells: tensor-steps of which the noise is known.
         judged: of each configuration, in their order.
         ratio_per_tensor: (configurations, tensors) noise ratio over all steps.
         outlook: what costs are predicted from.
@@ -200,7 +199,6 @@ class Safety:
     noise_per_step: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     noise_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     workers: int = WORKERS
-    cells: int = 0
     judged: tuple[Judgement, ...] = ()
     ratio_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     outlook: Outlook = field(default_factory=Outlook)
@@ -280,7 +278,6 @@ def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], o
         noise_per_step=divide(by_step["noise"][best], energy[best], energy[best] > 0),
         noise_per_tensor=divide(tensor_noise[best], tensor_energy[best], tensor_energy[best] > 0),
         workers=workers if workers > 1 else WORKERS,
-        cells=int(used[best].sum()),
         judged=tuple(judged),
         ratio_per_tensor=per_tensor[order],
         outlook=outlook,
@@ -294,10 +291,20 @@ def _judgement(outlook: Outlook, spec: str, ratio: Interval, square: Interval, *
     most = math.sqrt(square.high) if square.known and square.high >= 0 else math.inf
     found = outlook.predict(spec)
     if found is not None and found.known:
-        verdict = verdict_on(found)
-        return Judgement(verdict, cost_in_words(found, outlook.horizon), found, ratio, bias, bounded)
+        return Judgement(verdict_on(found), cost_in_words(found, outlook.horizon), found, ratio, bias, bounded)
+    # Without a prediction small errors are safe, and noise of which the plain ratio is small.
     why = outlook.why or (NOT_MEASURED if found is None else found.why)
-    return Judgement(*_cleared(ratio, bias, most, why, bounded=bounded), None, ratio, bias, bounded)
+    verdict: SafetyVerdict = "cannot tell"
+    reason = f"the cost of its noise is not known: {why}"
+    small = bias == 0 or most < SAFE_BIAS
+    lost = ratio.high / (1 + ratio.high) if ratio.known else math.inf
+    if small and bounded:
+        share = number(100 * most if bias else 0.0, 2)
+        verdict, reason = "safe", f"all of its error is at most {share}% of the expected gradient"
+    elif small and lost <= SAFE_COST:
+        biased = f"; its bias is {number(100 * bias, 2)}% of the expected gradient" if bias > 0 else ""
+        verdict, reason = "safe", f"costs at most {number(100 * lost, 2)}% of the batch{biased}"
+    return Judgement(verdict, reason, None, ratio, bias, bounded)
 
 
 def verdict_on(found: NoisePrediction) -> SafetyVerdict:
@@ -311,19 +318,6 @@ def verdict_on(found: NoisePrediction) -> SafetyVerdict:
 def hopeless(found: NoisePrediction) -> bool:
     """Whether nothing is learned with it."""
     return found.most < HOPELESS_BATCH * found.batch or found.lost > 1 - HOPELESS_PROGRESS
-
-
-def _cleared(ratio: Interval, bias: float, most: float, why: str, *, bounded: bool) -> tuple[SafetyVerdict, str]:
-    """The verdict without a prediction: small errors are safe, and noise of which the plain ratio is small."""
-    small = bias == 0 or most < SAFE_BIAS
-    if bounded and small:
-        share = number(100 * most if bias else 0.0, 2)
-        return "safe", f"all of its error is at most {share}% of the expected gradient"
-    lost = ratio.high / (1 + ratio.high) if ratio.known else math.inf
-    if lost <= SAFE_COST and small:
-        biased = f"; its bias is {number(100 * bias, 2)}% of the expected gradient" if bias > 0 else ""
-        return "safe", f"costs at most {number(100 * lost, 2)}% of the batch{biased}"
-    return "cannot tell", f"the cost of its noise is not known: {why}"
 
 
 def cost_in_words(found: NoisePrediction, horizon: int) -> str:

@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gtrace.costs import (
-    BACKWARD,
-    WORTHWHILE,
-    Cluster,
-    Network,
-    assign_buckets,
-    break_even_bandwidth,
-    break_even_rate,
-    coded,
-    sent,
-    time_step,
-)
+from gtrace import costs
+from gtrace.costs import BACKWARD, WORTHWHILE, Cluster, Network
 from gtrace.report.analysis.families import method_of
 from gtrace.report.analysis.runs import known_mean
 from gtrace.report.names import count
@@ -167,7 +157,7 @@ def network_model(analysis: SweepAnalysis, cluster: Cluster, drawn: Sequence[str
     if analysis.provenance.get("kind") in _APART or not len(analysis.tensors):
         return None
     sizes, found, _ = _measured(analysis)
-    bucket = assign_buckets(sizes, cluster.bucket_mb)
+    bucket = costs.assign_buckets(sizes, cluster.bucket_mb)
     held = np.bincount(bucket, sizes)
     known = {codec.spec: np.bincount(bucket, np.multiply(sizes, bits)).round(1).tolist() for codec, bits in found}
     return {
@@ -226,17 +216,17 @@ class _Codec:
 def _savings(
     name: str, cluster: Cluster, sizes: list[int], codecs: Sequence[tuple[_Codec, ArrayLike]], notes: list[str]
 ) -> Savings:
-    plain = {bits: time_step(sizes, bits, cluster, "allreduce") for bits in (32, 16)}
+    plain = {bits: costs.time_step(sizes, bits, cluster, "allreduce") for bits in (32, 16)}
 
     def row(codec: _Codec, bits: ArrayLike, exchange: Exchange) -> Saving:
         measured = (codec.seconds or {}).get(exchange)
-        step = time_step(sizes, bits, cluster, exchange, codec_seconds=measured)
+        step = costs.time_step(sizes, bits, cluster, exchange, codec_seconds=measured)
         payload = float(np.dot(sizes, np.broadcast_to(np.asarray(bits, np.float64), len(sizes)))) / 8
         rates, bandwidth, coding = [math.nan] * 2, math.nan, ""
         if exchange != "allreduce":
-            elements = coded(exchange, cluster.ranks, sum(sizes))
-            rates = [break_even_rate(step, plain[bits], elements) for bits in (32, 16)]
-            bandwidth = break_even_bandwidth(sizes, bits, cluster, exchange, 16, codec_seconds=step.codec)
+            elements = costs.coded(exchange, cluster.ranks, sum(sizes))
+            rates = [costs.break_even_rate(step, plain[bits], elements) for bits in (32, 16)]
+            bandwidth = costs.break_even_bandwidth(sizes, bits, cluster, exchange, 16, codec_seconds=step.codec)
             coding = "measured" if measured is not None else "given" if cluster.codec_rate else ""
         return Saving(
             spec=codec.spec,
@@ -246,7 +236,7 @@ def _savings(
             bits=codec.bits,
             relative_variance=codec.relative_variance,
             pareto=codec.pareto,
-            sent_bytes=sent(exchange, cluster.ranks, payload),
+            sent_bytes=costs.sent(exchange, cluster.ranks, payload),
             step=step,
             coding=coding,
             over_float32=step.speed_up(plain[32]),
@@ -262,7 +252,7 @@ def _savings(
         name=name,
         cluster=cluster,
         elements=sum(sizes),
-        buckets=int(assign_buckets(sizes, cluster.bucket_mb).max(initial=-1)) + 1,
+        buckets=int(costs.assign_buckets(sizes, cluster.bucket_mb).max(initial=-1)) + 1,
         plain=(float32, bfloat16),
         rows=tuple(row(codec, bits, exchange) for codec, bits in codecs for exchange in PAYLOADS),
         notes=tuple(notes),

@@ -98,7 +98,7 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
     shared = []
     for spec in (spec for spec in a if spec in b):
         one, two = first.configurations[a[spec]], second.configurations[b[spec]]
-        found = _paired(first.single, second.single, (a[spec], b[spec]), pick, steps)
+        found = _paired([(first.single, a[spec], pick[0]), (second.single, b[spec], pick[1])], steps)
         if found is None:
             found = one.relative_variance, two.relative_variance, 0, Interval(math.nan, why="nothing is in both")
         x, y, cells, interval = found
@@ -121,17 +121,10 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
 
 
 def _paired(
-    first: StepTable,
-    second: StepTable,
-    configurations: tuple[int, int],
-    pick: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
-    steps: NDArray[np.int64],
+    sides: Sequence[tuple[StepTable, int, tuple[NDArray[np.int64], NDArray[np.int64]]]], steps: NDArray[np.int64]
 ) -> tuple[float, float, int, Interval] | None:
     """Relative variances over the cells that both have, how many these are, and the interval of the log ratio."""
-    cells = [
-        [values[c][np.ix_(*own)] for values in (table.error, table.energy)]
-        for table, c, own in zip((first, second), configurations, pick, strict=True)
-    ]
+    cells = [[values[c][np.ix_(*own)] for values in (table.error, table.energy)] for table, c, own in sides]
     known = np.logical_and.reduce([np.isfinite(part) for table in cells for part in table])
     if not known.any():
         return None

@@ -98,9 +98,7 @@ def analyze(
     bits, errors = (np.array([getattr(c, name) for c in configurations]) for name in ("bits", "error"))
     layer_bits = sums.bits_by(table.tensor, len(table.tensors))[order]
     single, ranked_steps = (_step_table(each, order, bits, layer_bits) for each in (sums, ranked_sums))
-    families = _families(configurations)
-    wanted = choose_targets(curves_of(families, bits, errors)) if targets is None else tuple(float(t) for t in targets)
-    families = _placed(families, configurations, bits, errors, wanted)
+    families, wanted = _families(configurations, bits, errors, targets)
     of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
     outlook = outlook_on(result, table.steps, batch, horizon, chosen)
     layer_at, layer_best, layer_choices = compare_layers(ranked_steps, families, wanted, table.tensors)
@@ -287,24 +285,19 @@ def _summed(name: str, measure: Measure, sums: Sums) -> NDArray[np.float64]:
     return sums.ratio(values, weights, strict=False)
 
 
-def _families(configurations: Sequence[Configuration]) -> tuple[Family, ...]:
-    """Configurations that can be compared, by family; not yet held against each other."""
-    found = []
-    for name, method in {c.family: c.method for c in configurations}.items():
-        members = tuple(i for i, c in enumerate(configurations) if c.family == name and not c.partial)
-        found.append(Family(name, method, members, ()))
-    return tuple(found)
-
-
-def _placed(
-    families: Sequence[Family],
+def _families(
     configurations: Sequence[Configuration],
     bits: NDArray[np.float64],
     errors: NDArray[np.float64],
-    targets: Sequence[float],
-) -> tuple[Family, ...]:
-    """The families at equal bits, with indices of the analysis, and the part of their errors that is bias."""
-
+    targets: Sequence[float] | None,
+) -> tuple[tuple[Family, ...], tuple[float, ...]]:
+    """Configurations that can be compared, by family, at equal bits; and these bits, chosen if there are none."""
+    families = []
+    for name, method in {c.family: c.method for c in configurations}.items():
+        members = tuple(i for i, c in enumerate(configurations) if c.family == name and not c.partial)
+        families.append(Family(name, method, members, ()))
+    curves = curves_of(families, bits, errors)
+    wanted = choose_targets(curves) if targets is None else tuple(float(t) for t in targets)
     biased = [c.error_bias / c.error if c.error > 0 else 0.0 for c in configurations]
 
     def whole(at: AtBits, members: Sequence[int]) -> AtBits:
@@ -312,11 +305,8 @@ def _placed(
         mix = placed.mix(bits)
         return replace(placed, bias=at.variance * sum(part * biased[c] for c, part in mix)) if mix else at
 
-    curves = curves_of(families, bits, errors)
-    found = [all_at_bits(curves, target) for target in targets]
-    return tuple(
-        replace(family, at=tuple(whole(own[f], family.members) for own in found)) for f, family in enumerate(families)
-    )
+    found = zip(families, *(all_at_bits(curves, target) for target in wanted), strict=True)
+    return tuple(replace(family, at=tuple(whole(at, family.members) for at in own)) for family, *own in found), wanted
 
 
 def _coder_leaders(

@@ -208,15 +208,14 @@ def layer_insight(analysis: SweepAnalysis, recommended: str | None = None) -> La
     sizes = analysis.elements
     cost = analysis.per_tensor_bits[options].T * sizes[:, None]
     error = analysis.per_tensor[options].T * analysis.energy_share[:, None]
-    exact = np.stack([32.0 * sizes, np.zeros(len(sizes))])
     curves = Curves(
         tensors=analysis.tensors,
         members=tuple((name,) for name in analysis.tensors),
         codecs=(*place, EXACT),
         steps=(0,),
         sizes=sizes,
-        bits=np.column_stack([cost, exact[0]])[:, None, :],
-        error=np.column_stack([error, exact[1]])[:, None, :],
+        bits=np.column_stack([cost, 32.0 * sizes])[:, None, :],
+        error=np.column_stack([error, np.zeros(len(sizes))])[:, None, :],
         energy=analysis.energy_share[:, None],
     )
     means, errors = curves.means()

@@ -13,17 +13,7 @@ from gtrace.fitting.sparsity import RULES
 from gtrace.report.names import count, listed
 from gtrace.settings import KINDS
 from gtrace.sweep.formats import FormatTrial, LayerFormats
-from gtrace.sweep.laws import (
-    ASKED,
-    Cosines,
-    LawVerdict,
-    LayerLaws,
-    PruningCell,
-    PruningTrial,
-    follow_laws,
-    judge,
-    verdict_sentences,
-)
+from gtrace.sweep.laws import ASKED, PruningTrial, follow_laws, judge, verdict_sentences
 from gtrace.trace import open_trace
 from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 
@@ -34,6 +24,7 @@ if TYPE_CHECKING:
 
     from gtrace.fitting.floats import ScaleRule
     from gtrace.fitting.magnitudes import Fit, Magnitudes
+    from gtrace.sweep.laws import Cosines, LawVerdict, LayerLaws, PruningCell
     from gtrace.trace import TensorInfo, Trace
 
 

@@ -62,7 +62,6 @@ _DASHED = (0, (4, 2))
 
 
 def _drawable(configuration: Configuration) -> bool:
-    """Whether logarithmic axes can show it."""
     return 0 < configuration.bits < math.inf and 0 < configuration.error < math.inf
 
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 #: Name -> the sections of that name in a report, with this many lines of tables of layers (None: all). In their order.
 SECTIONS: dict[str, Callable[[Report, int | None], Iterator[Section]]] = {
     "sweeps": sweep.sections,
-    "side_by_side": side_by_side.sections,
-    "runs": training.sections,
-    "pooled_runs": training.pooled_sections,
-    "savings": savings.sections,
-    "traces": traces.sections,
-    "plans": plans.sections,
+    "side_by_side": lambda report, _: map(side_by_side.side_by_side_section, report.side_by_side),
+    "runs": lambda report, _: map(training.runs_section, report.runs),
+    "pooled_runs": lambda report, _: map(training.pooled_section, report.pools),
+    "savings": lambda report, most: (savings.savings_section(found, most) for found in report.savings),
+    "traces": lambda report, _: map(traces.trace_section, report.traces),
+    "plans": lambda report, most: (plans.plan_section(plan, most) for plan in report.plans),
 }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.report.analysis.details import exchanges_of
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST, Judgement, cheapest_safe, samples
 from gtrace.report.analysis.savings import EXCHANGES
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.safety import SafetyVerdict
     from gtrace.report.analysis.savings import Saving, Savings
     from gtrace.report.section import Record, Shown
+    from gtrace.sweep import SweepResult
 
 
 TITLE = "Is it safe?"
@@ -336,6 +338,12 @@ def rotation_table(found: Rotation, shown: Collection[str]) -> Table:
 #: ways in the order of their error
 _WAYS = ("allgather", "shared-scale", "two-shot", "hierarchical", "ring")
 _MANY = 10.0
+
+
+def exchanges_shown(result: SweepResult) -> tuple[Table, list[str]]:
+    """The table of a sweep's exchanges, and what it says."""
+    found = exchanges_of(result)
+    return exchange_table(found), exchange_sentence(found)
 
 
 def exchange_sentence(found: Sequence[ExchangeError]) -> list[str]:

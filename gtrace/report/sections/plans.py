@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from gtrace.planning import Plan
     from gtrace.planning.plan import TensorPlan
-    from gtrace.report.inputs import Report
     from gtrace.report.section import FigureSpec, Shown
 
 
@@ -140,7 +139,6 @@ def plan_verdict(plan: Plan) -> list[str]:
 
 
 def _loses(plan: Plan) -> str:
-    """What the plan costs."""
     error, horizon = plan.totals.error, plan.horizon
     if horizon is None:
         weighted = ", weighted" if plan.provenance.get("weights") else ""
@@ -318,20 +316,19 @@ def budget_table(plan: Plan, most: int | None = None) -> Table | None:
     return Table("Bits of every tensor at other budgets", tuple(columns), rows, notes, folded=True)
 
 
-def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """One section for each plan."""
-    for plan in report.plans:
-        changing = budget_table(plan, most_layers)
-        yield Section(
-            kind="Plan",
-            name=plan.name,
-            sentences=tuple(plan_verdict(plan)),
-            blocks=(plan_table(plan, most_layers), *plan_figures(plan), *([changing] if changing else [])),
-            place="layers",
-            provenance=plan.provenance,
-            brief=brief_table(plan),
-            numbers=partial(_numbers, plan),
-        )
+def plan_section(plan: Plan, most_layers: int | None) -> Section:
+    """A plan, with at most this many lines in tables of layers; None for all."""
+    changing = budget_table(plan, most_layers)
+    return Section(
+        kind="Plan",
+        name=plan.name,
+        sentences=tuple(plan_verdict(plan)),
+        blocks=(plan_table(plan, most_layers), *plan_figures(plan), *([changing] if changing else [])),
+        place="layers",
+        provenance=plan.provenance,
+        brief=brief_table(plan),
+        numbers=partial(_numbers, plan),
+    )
 
 
 def _numbers(plan: Plan) -> Numbers:

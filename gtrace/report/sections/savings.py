@@ -16,10 +16,9 @@ from gtrace.report.sections.charts import charted
 from gtrace.units import rate_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from gtrace.report.analysis.savings import Saving, Savings
-    from gtrace.report.inputs import Report
 
 
 _HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
@@ -136,7 +135,6 @@ def _ratio(times: tuple[float, float, float]) -> Cell:
 
 
 def _times(times: tuple[float, float, float]) -> str:
-    """A speed-up with its range."""
     low, high = number(min(times)), number(max(times))
     return f"{number(times[0])} times" + (f" ({low} to {high})" if low != high else "")
 
@@ -201,12 +199,6 @@ def savings_records(savings: Savings) -> list[dict[str, Any]]:
         }
         for row in (*savings.plain, *savings.rows)
     ]
-
-
-def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """What codecs save between ranks, one section for the results that have any."""
-    for savings in report.savings:
-        yield savings_section(savings, most_layers)
 
 
 def savings_section(savings: Savings, most: int | None = None) -> Section:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.evidence import PairedComparison
     from gtrace.report.analysis.side_by_side import ConfigurationRatio, SideBySide
-    from gtrace.report.inputs import Report
     from gtrace.report.section import Shown
     from gtrace.report.statistics import Interval
 
@@ -103,18 +102,17 @@ def side_by_side_verdict(pair: SideBySide) -> Iterator[str]:
             yield f"Only in {name}: {listed(specs)}."
 
 
-def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """One section for each further sweep against the first."""
-    for pair in report.side_by_side:
-        yield Section(
-            kind="Sweep",
-            name=f"{pair.second} against {pair.first}",
-            sentences=tuple(side_by_side_verdict(pair)),
-            blocks=(side_by_side_table(pair),),
-            place="choose",
-            together=True,
-            numbers=partial(_numbers, pair),
-        )
+def side_by_side_section(pair: SideBySide) -> Section:
+    """A further sweep against the first."""
+    return Section(
+        kind="Sweep",
+        name=f"{pair.second} against {pair.first}",
+        sentences=tuple(side_by_side_verdict(pair)),
+        blocks=(side_by_side_table(pair),),
+        place="choose",
+        together=True,
+        numbers=partial(_numbers, pair),
+    )
 
 
 def _numbers(pair: SideBySide) -> Numbers:

@@ -15,31 +15,7 @@ from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.results import MOST_NAMED, averaged_over
 from gtrace.report.names import count
 from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat
-from gtrace.report.sections import charts
-from gtrace.report.sections.checks import (
-    exchange_sentence,
-    exchange_table,
-    noise_table,
-    over_noise_sentence,
-    rotation_rows,
-    rotation_sentences,
-    rotation_table,
-    safety_json,
-    safety_sentences,
-    safety_table,
-)
-from gtrace.report.sections.sweep_tables import (
-    choice_table,
-    comparison_table,
-    configuration_table,
-    equal_bits_table,
-    group_table,
-    layer_table,
-    layer_tables,
-    most_energy,
-    pairs_table,
-    phase_table,
-)
+from gtrace.report.sections import charts, checks, sweep_tables
 from gtrace.report.sections.sweep_words import compared_in_words, groups_in_words, sweep_verdict
 from gtrace.report.verdict import verdict_of
 
@@ -60,15 +36,15 @@ if TYPE_CHECKING:
 MOST_BITS = 8
 
 
-def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
+def sections(report: Report, most_layers: int | None) -> Iterator[Section]:
     """One section for each sweep."""
     for place, analysis in enumerate(report.sweeps):
         pairs = report.pairs[place] if report.pairs else None
         groups = report.groups[place] if report.groups else None
         first, *others = sweep_verdict(analysis)
-        others += safety_sentences(analysis) + over_noise_sentence(analysis)
-        others += exchange_sentence(analysis.exchanges)
-        others += rotation_sentences(analysis.rotation)
+        others += checks.safety_sentences(analysis) + checks.over_noise_sentence(analysis)
+        others += checks.exchange_sentence(analysis.exchanges)
+        others += checks.rotation_sentences(analysis.rotation)
         named = [f"{pair.first} has {compared_in_words(pair)}." for pair in pairs or ()]
         methods = count(len({c.method for c in analysis.configurations}), "method")
         made = {key: value for key, value in analysis.provenance.items() if key != "tensors"}
@@ -89,7 +65,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             provenance={"results": analysis.name, "rows": analysis.rows, **made},
             numbers=partial(_numbers, analysis, pairs, groups),
             verdict=(verdict := verdict_of(analysis, savings)),
-            brief=choice_table(analysis, savings),
+            brief=sweep_tables.choice_table(analysis, savings),
             following=_following(analysis, verdict),
         )
 
@@ -122,38 +98,39 @@ def _answers(
     if pairs:
         title = "Error of the first configuration over that of the second, paired over steps"
         note = f"Each at its own bits. p is Holm's, corrected for the {count(len(pairs), 'pair')} named."
-        yield pairs_table(title, pairs, (note,))
+        yield sweep_tables.pairs_table(title, pairs, (note,))
     if analysis.measured:
-        yield equal_bits_table(analysis)
+        yield sweep_tables.equal_bits_table(analysis)
     if analysis.safety.known:
-        yield safety_table(analysis, savings)
+        yield checks.safety_table(analysis, savings)
     if analysis.exchanges:
-        yield exchange_table(analysis.exchanges)
+        yield checks.exchange_table(analysis.exchanges)
     if groups:
-        yield group_table(groups)
+        yield sweep_tables.group_table(groups)
     if analysis.comparisons:
-        yield comparison_table(analysis)
+        yield sweep_tables.comparison_table(analysis)
         if analysis.phases:
-            yield phase_table(analysis)
+            yield sweep_tables.phase_table(analysis)
 
 
 def _details(analysis: SweepAnalysis, most_layers: int | None) -> Iterator[Block]:
-    """Every configuration, and every layer."""
     if not analysis.configurations:
         return
     drawn = list(sweep_figures(analysis))
     yield from (figure for figure in drawn if figure.name == "rate-distortion")
-    yield configuration_table(analysis)
+    yield sweep_tables.configuration_table(analysis)
     yield from (figure for figure in drawn if figure.name != "rate-distortion")
     if analysis.safety.known:
-        yield noise_table(analysis, most_layers)
-    layers = layer_tables(analysis)
+        yield checks.noise_table(analysis, most_layers)
+    layers = sweep_tables.layer_tables(analysis)
     if layers is not None:
         yield layers
     if analysis.rotation is not None:
-        yield rotation_table(analysis.rotation, {analysis.tensors[t] for t in most_energy(analysis, most_layers)})
+        yield checks.rotation_table(
+            analysis.rotation, {analysis.tensors[t] for t in sweep_tables.most_energy(analysis, most_layers)}
+        )
     if analysis.measured and len(analysis.tensors) > 1:
-        yield layer_table(analysis, most_layers)
+        yield sweep_tables.layer_table(analysis, most_layers)
 
 
 def sweep_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
@@ -296,7 +273,6 @@ def _flat(c: Configuration) -> Record:
 
 
 def _equal_bits(sweep: SweepAnalysis) -> Iterator[Record]:
-    """Each method at each target."""
     specs = [c.spec for c in sweep.configurations]
     for f, family in enumerate(sweep.families):
         for k, at in enumerate(family.at):
@@ -337,7 +313,7 @@ def _records(sweep: SweepAnalysis, whose: Record) -> Iterator[Record]:
             numbers = {"relative_variance": sweep.per_tensor[i, t], "bits": sweep.per_tensor_bits[i, t]}
             yield {"record": "layer", **about, "spec": spec, **numbers}
     yield from ({"record": "layer_choice", **flat(choice)} for choice in sweep.layer_choices)
-    yield from ({"record": "rotation", **row} for row in rotation_rows(sweep.rotation))
+    yield from ({"record": "rotation", **row} for row in checks.rotation_rows(sweep.rotation))
 
 
 def _json(analysis: SweepAnalysis) -> dict[str, Any]:
@@ -366,8 +342,8 @@ def _json(analysis: SweepAnalysis) -> dict[str, Any]:
         "phases": [_phase_json(phase, analysis) for phase in analysis.phases],
         "bd_rates": [dataclasses.asdict(rate) for rate in analysis.bd_rates],
         "layer_choices": [flat(choice) for choice in analysis.layer_choices],
-        "safety": safety_json(analysis),
-        "rotation": rotation_rows(analysis.rotation),
+        "safety": checks.safety_json(analysis),
+        "rotation": checks.rotation_rows(analysis.rotation),
         "layer_best": dict(zip(analysis.tensors, analysis.layer_best, strict=True)),
     }
 

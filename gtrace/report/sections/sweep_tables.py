@@ -15,17 +15,7 @@ from gtrace.report.analysis.families import MEASURES
 from gtrace.report.analysis.results import CODED, whose_gradient
 from gtrace.report.analysis.safety import samples
 from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
-from gtrace.report.section import (
-    FEW_ROWS,
-    NOTHING,
-    PARETO,
-    Cell,
-    Column,
-    LayerTables,
-    Shown,
-    Table,
-    value_cell,
-)
+from gtrace.report.section import FEW_ROWS, NOTHING, PARETO, Cell, Column, LayerTables, Table, value_cell
 from gtrace.report.sections.side_by_side import ratio_columns, span
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share, off_target, signed_percent
 from gtrace.report.statistics import THIRDS
@@ -41,7 +31,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.safety import Judgement, SafetyVerdict
     from gtrace.report.analysis.savings import Savings
     from gtrace.report.analysis.tensors import TensorGroup
-    from gtrace.report.section import Mark
+    from gtrace.report.section import Mark, Shown
 
 
 #: how a verdict on safety is set off

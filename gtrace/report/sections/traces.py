@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gtrace.report.analysis.traces import LawSection, TraceSummary
-    from gtrace.report.inputs import Report
 
 
 def section_json(section: LawSection) -> dict[str, Any]:
@@ -218,21 +217,20 @@ def cosine_table(section: LawSection) -> Table:
     return Table("Cosine after pruning, per allocation", columns, tuple(rows), notes)
 
 
-def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """One section for each trace, with a part for each kind of gradient."""
-    for trace in report.traces:
-        largest = sorted(trace.tensors, key=lambda tensor: -tensor.elements)[:FEW_ROWS]
-        yield Section(
-            kind="Trace",
-            name=trace.name,
-            sentences=(trace.sentence,),
-            blocks=(trace_table(trace),),
-            place="details",
-            brief=trace_table(dataclasses.replace(trace, tensors=tuple(largest))),
-            following=f"gtrace sweep {shlex.quote(trace.name)}",
-            parts=tuple(law_section(laws) for laws in trace.laws),
-            numbers=partial(_numbers, trace),
-        )
+def trace_section(trace: TraceSummary) -> Section:
+    """A trace, with a part for each kind of gradient."""
+    largest = sorted(trace.tensors, key=lambda tensor: -tensor.elements)[:FEW_ROWS]
+    return Section(
+        kind="Trace",
+        name=trace.name,
+        sentences=(trace.sentence,),
+        blocks=(trace_table(trace),),
+        place="details",
+        brief=trace_table(dataclasses.replace(trace, tensors=tuple(largest))),
+        following=f"gtrace sweep {shlex.quote(trace.name)}",
+        parts=tuple(law_section(laws) for laws in trace.laws),
+        numbers=partial(_numbers, trace),
+    )
 
 
 def _numbers(trace: TraceSummary) -> Numbers:

@@ -21,18 +21,7 @@ from gtrace.report.analysis.runs import (
     seconds_to_loss,
 )
 from gtrace.report.names import MISSING, count, number, size
-from gtrace.report.section import (
-    FEW_ROWS,
-    Cell,
-    Column,
-    Numbers,
-    Record,
-    Section,
-    Shown,
-    Table,
-    flat,
-    value_cell,
-)
+from gtrace.report.section import FEW_ROWS, Cell, Column, Numbers, Section, Table, flat, value_cell
 from gtrace.report.sections import charts
 from gtrace.report.statistics import FEWEST_SEEDS
 
@@ -41,48 +30,45 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
     from gtrace.report.analysis.runs import FinalLoss, LoggedRun, SeedGroup
-    from gtrace.report.inputs import Report
-    from gtrace.report.section import FigureSpec
+    from gtrace.report.section import FigureSpec, Record, Shown
     from gtrace.report.statistics import Interval
 
 
-def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """One section for each run log."""
-    for log in report.runs:
-        facts = [log.task, log.averaged]
-        if isinstance(log.study.get("parameters"), int):
-            facts.append(count(log.study["parameters"], "parameter"))
-        said = (*runs_verdict(log), *noise_sentences(log))
-        study = {key: value for key, value in log.study.items() if key not in ("type", "tensors")}
-        table = run_table(log)
-        yield Section(
-            kind="Training",
-            name=log.name,
-            sentences=said,
-            blocks=(*_tables(log, table), *run_figures(log)),
-            place="training",
-            # The first runs, without notes.
-            brief=dataclasses.replace(table, rows=table.rows[:FEW_ROWS], notes=()) if log.runs else None,
-            notes=log.notes,
-            warnings=log.warnings,
-            facts=", ".join(filter(None, facts)),
-            provenance={"results": log.name, **study},
-            numbers=partial(_numbers, log),
-        )
+def runs_section(log: RunLogAnalysis) -> Section:
+    """A run log."""
+    facts = [log.task, log.averaged]
+    if isinstance(log.study.get("parameters"), int):
+        facts.append(count(log.study["parameters"], "parameter"))
+    said = (*runs_verdict(log), *noise_sentences(log))
+    study = {key: value for key, value in log.study.items() if key not in ("type", "tensors")}
+    table = run_table(log)
+    return Section(
+        kind="Training",
+        name=log.name,
+        sentences=said,
+        blocks=(*_tables(log, table), *run_figures(log)),
+        place="training",
+        # The first runs, without notes.
+        brief=dataclasses.replace(table, rows=table.rows[:FEW_ROWS], notes=()) if log.runs else None,
+        notes=log.notes,
+        warnings=log.warnings,
+        facts=", ".join(filter(None, facts)),
+        provenance={"results": log.name, **study},
+        numbers=partial(_numbers, log),
+    )
 
 
-def pooled_sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """One section for each task with several run logs."""
-    for pool in report.pools:
-        yield Section(
-            kind="Training",
-            name=f"put together: {', '.join(pool.logs)}",
-            sentences=tuple(seeds_verdict(pool.groups, pool.averaged, neural=pool.neural)) or ("No run was finished.",),
-            blocks=(seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes),),
-            place="training",
-            together=True,
-            numbers=partial(_pooled_numbers, pool),
-        )
+def pooled_section(pool: RunPool) -> Section:
+    """A task with several run logs."""
+    return Section(
+        kind="Training",
+        name=f"put together: {', '.join(pool.logs)}",
+        sentences=tuple(seeds_verdict(pool.groups, pool.averaged, neural=pool.neural)) or ("No run was finished.",),
+        blocks=(seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes),),
+        place="training",
+        together=True,
+        numbers=partial(_pooled_numbers, pool),
+    )
 
 
 def _tables(log: RunLogAnalysis, runs: Table) -> Iterator[Table]:

@@ -14,8 +14,7 @@ import json
 import math
 import re
 import shlex
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.report.analysis.history import TensorHistory
     from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.savings import Savings
     from gtrace.report.inputs import Report
     from gtrace.report.section import Block, Place, Section, Shown
     from gtrace.sweep import SweepResult
@@ -92,11 +92,13 @@ def to_html(report: Report) -> str:
     # The sections of sweeps come first.
     for k, (section, analysis) in enumerate(zip_longest(found, report.sweeps)):
         named = not alone or section.together
-        shown = _Shown(section, f"s{k}", named, analysis, report)
-        for place in page:
-            items = [item for item in shown.items(place) if item.strip()]
-            if items:
-                page[place] += [pieces.name(section)] * named + items
+        savings = None if analysis is None else report.savings_of(analysis)
+        shown: dict[Place, list[Markup]] = {}
+        for place, piece in _pieces(section, f"s{k}", section.place if named else "first", analysis, savings):
+            if piece.strip():
+                shown.setdefault(place, [pieces.name(section)] * named).append(piece)
+        for place, items in shown.items():
+            page[place] += items
     header = [pieces.heading(report.title, 1), *[pieces.facts_line(line) for line in report_facts(report)]]
     parts = [(place, _PLACES[place], items) for place, items in page.items() if items]
     drawn = [spec for section in found for part in section.with_parts for spec in part.figures]
@@ -165,106 +167,62 @@ def document(
     )
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """A section, and what a page shows of it in each place; ``named`` ones have a heading of their own."""
+def _pieces(
+    section: Section, prefix: str, place: Place, analysis: SweepAnalysis | None, savings: Savings | None
+) -> Iterator[tuple[Place, Markup]]:
+    """What a page shows of a section, each piece with its place; ``place`` is that of the sentences alone."""
+    if analysis is None or section.verdict is None:
+        yield place, pieces.verdict(section.sentences)
+    else:
+        yield from _of_sweep(section, section.verdict, prefix, analysis, savings)
+    for block in section.blocks:
+        if (block.place or section.place) != "first":
+            yield block.place or section.place, _block(block, prefix)
+    for k, part in enumerate(section.parts):
+        own = f"{prefix}-{k}"
+        yield section.place, pieces.item(part.heading, _anchor(own, part.heading), pieces.verdict(part.sentences))
+        for block in part.blocks:
+            yield section.place, _block(block, own)
+    if section.facts:
+        yield "details", pieces.facts_line(section.facts)
+    yield "details", pieces.made_by(_made_by(section.provenance or {}))
+    yield "details", pieces.caution(section.notes)
+    if section.warnings:
+        yield "details", pieces.item("Warnings", f"{prefix}-warnings", pieces.caution(section.warnings))
+    if section.provenance is not None:
+        lines = pieces.facts(flatten(section.provenance))
+        yield "details", pieces.item("Provenance", f"{prefix}-provenance", lines, folded=True)
 
-    section: Section
-    prefix: str
-    named: bool
-    analysis: SweepAnalysis | None
-    report: Report
 
-    def items(self, place: Place) -> Iterator[Markup]:
-        """The pieces of one place, in their order."""
-        section = self.section
-        if place == "first":
-            yield from self._answer()
-        elif place == "choose" and self.analysis is not None:
-            yield pieces.verdict(section.sentences)
-            yield from self._choices(self.analysis)
-        elif place == section.place and self.analysis is None and self.named:
-            yield pieces.verdict(section.sentences)
-        if place == "network" and self.analysis is not None:
-            yield from self._network(self.analysis)
-        for block in section.blocks_at(place):
-            if place != "first":
-                yield self._block(block, self.prefix)
-        if place == section.place:
-            yield from self._parts()
-        if place == "details":
-            yield from self._provenance()
+def _of_sweep(
+    section: Section, verdict: Verdict, prefix: str, analysis: SweepAnalysis, savings: Savings | None
+) -> Iterator[tuple[Place, Markup]]:
+    """The answer, and what follows the sliders of the network: the time of a step with every configuration."""
+    yield "first", pieces.cards(_cards(verdict), len(section.warnings))
+    drawn = [_block(block, prefix) for block in section.blocks if block.place == "first"]
+    yield "first", pieces.first(drawn, layer_insight(analysis, verdict.codec))
+    yield "choose", pieces.verdict(section.sentences)
+    cluster = ASSUMED if savings is None else savings.cluster
+    model = network_model(analysis, cluster, _drawn(analysis, verdict))
+    table = choice_table(analysis, savings, every=True)
+    if table is not None and model is not None:
+        shown = pieces.table(table, network=prefix, cluster=_cluster(cluster))
+        yield "choose", pieces.item(table.title, _anchor(prefix, table.title), shown)
+    if model is not None and model["codecs"]:
+        said = f"No cluster was given: the sliders start at an assumed {_cluster(cluster)}." if savings is None else ""
+        yield "network", pieces.network(prefix, _json(model), said)
 
-    def _answer(self) -> Iterator[Markup]:
-        section = self.section
-        if section.verdict is None or self.analysis is None:
-            if not self.named:
-                yield pieces.verdict(section.sentences)
-            return
-        yield pieces.cards(_cards(section.verdict), len(section.warnings))
-        insight = layer_insight(self.analysis, section.verdict.codec)
-        drawn = [self._block(block, self.prefix) for block in section.blocks_at("first")]
-        yield pieces.first(drawn, insight)
 
-    def _choices(self, analysis: SweepAnalysis) -> Iterator[Markup]:
-        """Every configuration with the time of a step, which follows the sliders."""
-        table = choice_table(analysis, self.report.savings_of(analysis), every=True)
-        if table is None or self._model is None:
-            return
-        yield pieces.item(
-            table.title,
-            _anchor(self.prefix, table.title),
-            pieces.table(table, network=self.prefix, cluster=_cluster(self._cluster)),
-        )
-
-    @cached_property
-    def _cluster(self) -> Cluster:
-        savings = None if self.analysis is None else self.report.savings_of(self.analysis)
-        return ASSUMED if savings is None else savings.cluster
-
-    @cached_property
-    def _model(self) -> dict[str, Any] | None:
-        assert self.analysis is not None
-        return network_model(self.analysis, self._cluster, _drawn(self.analysis, self.section.verdict))
-
-    def _network(self, analysis: SweepAnalysis) -> Iterator[Markup]:
-        model = self._model
-        if model is None or not model["codecs"]:
-            return
-        given = self.report.savings_of(analysis) is not None
-        assumed = "" if given else f"No cluster was given: the sliders start at an assumed {_cluster(self._cluster)}."
-        yield pieces.network(self.prefix, _json(model), assumed)
-
-    def _block(self, block: Block, prefix: str) -> Markup:
-        folded = isinstance(block, LayerTables) or block.folded or block.place in ("details", "network")
-        if isinstance(block, FigureSpec):
-            name = f"{prefix}-{block.name}"
-            anchor, shown = f"{name}-title", figure(block, name)
-        else:
-            anchor = _anchor(prefix, block.title)
-            shown = pieces.layers(block) if isinstance(block, LayerTables) else pieces.table(block)
-        html: Markup = pieces.item(block.title, anchor, shown, folded)
-        return html
-
-    def _parts(self) -> Iterator[Markup]:
-        for k, part in enumerate(self.section.parts):
-            prefix = f"{self.prefix}-{k}"
-            yield pieces.item(part.heading, _anchor(prefix, part.heading), pieces.verdict(part.sentences))
-            for block in part.blocks:
-                yield self._block(block, prefix)
-
-    def _provenance(self) -> Iterator[Markup]:
-        section = self.section
-        facts = section.provenance or {}
-        if section.facts:
-            yield pieces.facts_line(section.facts)
-        yield pieces.made_by(_made_by(facts))
-        yield pieces.caution(section.notes)
-        if section.warnings:
-            yield pieces.item("Warnings", f"{self.prefix}-warnings", pieces.caution(section.warnings))
-        if section.provenance is not None:
-            lines = flatten(section.provenance)
-            yield pieces.item("Provenance", f"{self.prefix}-provenance", pieces.facts(lines), folded=True)
+def _block(block: Block, prefix: str) -> Markup:
+    folded = isinstance(block, LayerTables) or block.folded or block.place in ("details", "network")
+    if isinstance(block, FigureSpec):
+        name = f"{prefix}-{block.name}"
+        anchor, shown = f"{name}-title", figure(block, name)
+    else:
+        anchor = _anchor(prefix, block.title)
+        shown = pieces.layers(block) if isinstance(block, LayerTables) else pieces.table(block)
+    html: Markup = pieces.item(block.title, anchor, shown, folded)
+    return html
 
 
 def figure(spec: FigureSpec, identifier: str) -> Markup:
@@ -314,9 +272,9 @@ def _cards(verdict: Verdict) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _drawn(analysis: SweepAnalysis, verdict: Verdict | None) -> list[str]:
+def _drawn(analysis: SweepAnalysis, verdict: Verdict) -> list[str]:
     """The recommended codec, and the Pareto-optimal ones with the fewest bits within falling limits of the error."""
-    chosen = [verdict.codec] if verdict is not None and verdict.codec else []
+    chosen = [verdict.codec] if verdict.codec else []
     front = sorted((c for c in analysis.configurations if c.pareto), key=lambda c: c.bits)
     for limit in (ERROR_LIMIT, ERROR_LIMIT / 5, ERROR_LIMIT / 25):
         chosen += [c.spec for c in front if c.error <= limit][:1]

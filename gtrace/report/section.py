@@ -355,10 +355,6 @@ class Section:
         """The section and its parts, one after the other."""
         return (self, *self.parts)
 
-    def blocks_at(self, place: Place) -> tuple[Block, ...]:
-        """The blocks that are shown in one place."""
-        return tuple(block for block in self.blocks if (block.place or self.place) == place)
-
     @property
     def tables(self) -> tuple[Table, ...]:
         """The tables among the blocks, in the order of their places."""

@@ -160,39 +160,29 @@ class StepTable:
 
     def by_layers(self, parts: Mix) -> NDArray[np.float64]:
         """(S,) the mean over layers of the logs of their own ratios."""
-        layers = [self.of_layer(parts, place) for place in range(self.error.shape[1])]
+        layers = [self.log_ratio(parts, place) for place in range(self.error.shape[1])]
         known = [values for values in layers if np.isfinite(values).any()]
         return np.mean(known, axis=0) if known else np.full(len(self.steps), np.nan)
 
-    def by_elements(self, parts: Mix, within: NDArray[np.bool_] | bool = True) -> NDArray[np.float64]:
-        """:meth:`log_ratio` over all elements, of some of the steps (S,)."""
-        return self.log_ratio(parts, self.whole_error, self.whole_energy, within)
-
     def ratio(self, parts: Mix, within: NDArray[np.bool_]) -> float:
         """Ratio of two mixes over some of the steps (S,), by elements."""
-        logs = self.by_elements(parts, within)
+        logs = self.log_ratio(parts, within=within)
         known = np.isfinite(logs)
         return math.exp(float(np.average(logs[known], weights=self.weights[known]))) if known.any() else math.nan
 
-    def of_layer(self, parts: Mix, place: int) -> NDArray[np.float64]:
-        """:meth:`log_ratio` of a tensor alone."""
-        return self.log_ratio(parts, self.error[:, place], self.energy[:, place])
-
     def log_ratio(
-        self,
-        parts: Mix,
-        error: NDArray[np.float64],
-        energy: NDArray[np.float64],
-        within: NDArray[np.bool_] | bool = True,
+        self, parts: Mix, place: int | None = None, within: NDArray[np.bool_] | bool = True
     ) -> NDArray[np.float64]:
         """(S,) the log of a ratio of sums over steps, and what each step adds to it: their mean is the log itself.
 
         Args:
             parts: configurations and the powers of their relative variances in the ratio.
-            error: (C, S) squared errors.
-            energy: (C, S) squared norms.
+            place: index of a tensor alone; None for all elements.
             within: (S,) the steps that count.
         """
+        error, energy = self.whole_error, self.whole_energy
+        if place is not None:
+            error, energy = self.error[:, place], self.energy[:, place]
         chosen = [(part, values) for c, part in parts for part, values in ((part, error[c]), (-part, energy[c]))]
         known = np.logical_and.reduce([np.isfinite(values) for _, values in chosen]) & (self.weights > 0) & within
         out = np.full(len(self.steps), np.nan)
@@ -227,7 +217,7 @@ def compare_families(
 def compare_mixes(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[PairedComparison, ...]:
     """Pairs of labels, with the bits at which they are compared and the mix that stands for each."""
     ratios = [over(one, other) for _, _, _, one, other in found]
-    intervals = [bootstrap(table.by_elements(parts), table.weights, KEY) for parts in ratios]
+    intervals = [bootstrap(table.log_ratio(parts), table.weights, KEY) for parts in ratios]
     corrected = holm([interval.p for interval in intervals]).tolist()
     masks = thirds(table.steps)
     judged = []
@@ -275,13 +265,10 @@ def compare_layers(
         best = min(own, key=lambda label: own[label][0]) if len(own) > 1 else ""
         labels.append(best)
         tested += max(len(own) - 1, 0)
-        if leader not in own or len(own) < 2:
-            continue
-        ratio = own[best][0] / own[leader][0]
-        if best == leader or ratio > 1 / (1 + LEVEL):
-            continue
-        logs = table.of_layer(over(own[best][1], own[leader][1]), place)
-        found.append((tensor, best, ratio, bootstrap(logs, table.weights, KEY)))
+        ratio = own[best][0] / own[leader][0] if best and leader in own else 1.0
+        if ratio <= 1 / (1 + LEVEL):
+            logs = table.log_ratio(over(own[best][1], own[leader][1]), place)
+            found.append((tensor, best, ratio, bootstrap(logs, table.weights, KEY)))
     # Every method of every tensor could have been the best one, so all of them count.
     unused = np.ones(max(tested - len(found), 0))
     corrected = holm(np.concatenate([[interval.p for *_, interval in found], unused]))

@@ -188,6 +188,7 @@ class Safety:
         noise_per_step: (steps,) the same at each step.
         noise_per_tensor: (tensors,) the same of each tensor.
         workers: of the line of several workers in full precision.
+        cells: tensor-steps of which the noise is known.
         judged: of each configuration, in their order.
         ratio_per_tensor: (configurations, tensors) noise ratio over all steps.
         outlook: what costs are predicted from.
@@ -199,6 +200,7 @@ class Safety:
     noise_per_step: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     noise_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     workers: int = WORKERS
+    cells: int = 0
     judged: tuple[Judgement, ...] = ()
     ratio_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     outlook: Outlook = field(default_factory=Outlook)
@@ -278,6 +280,7 @@ def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], o
         noise_per_step=divide(by_step["noise"][best], energy[best], energy[best] > 0),
         noise_per_tensor=divide(tensor_noise[best], tensor_energy[best], tensor_energy[best] > 0),
         workers=workers if workers > 1 else WORKERS,
+        cells=int(used[best].sum()),
         judged=tuple(judged),
         ratio_per_tensor=per_tensor[order],
         outlook=outlook,

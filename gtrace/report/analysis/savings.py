@@ -101,11 +101,6 @@ class Savings:
     rows: tuple[Saving, ...]
     notes: tuple[str, ...]
 
-    @property
-    def title(self) -> str:
-        """What stands before the name in a heading."""
-        return f"Savings between {self.cluster.ranks} ranks:"
-
     def best(self, spec: str) -> Saving | None:
         """A codec with the exchange that makes its steps shortest; None where nothing is known of it."""
         found = [row for row in self.rows if row.spec == spec]

@@ -145,7 +145,10 @@ def analyze(
 def outlook_on(
     result: SweepResult, steps: NDArray[np.int64], batch: float, horizon: int | None, workers: int | None = None
 ) -> Outlook:
-    """:func:`outlook_of` a sweep with these ascending steps; None takes the rest of the training, and its workers."""
+    """:func:`outlook_of` a sweep with these ``steps``, ascending.
+
+    Without a horizon it is the rest of the training; without workers, those of the run that was captured.
+    """
     length = OptimizerFacts.of(trace_attrs(result.provenance)).length
     left = None if length is None or not len(steps) or length <= steps[0] else length - int(steps[0])
     of = workers or workers_of(result.provenance)

@@ -93,8 +93,7 @@ def group_tensors(
         analysis = analyze(part, group, workers=workers, coder=coder)
         share = sum(energies[name] for name in members) / total if total else float("nan")
         found.append(TensorGroup(group, members, int(analysis.elements.sum()), share, analysis))
-    last = [group for group in found if group.name == OTHERS]
-    return [group for group in found if group.name != OTHERS] + last
+    return found
 
 
 def assign(tensors: Sequence[str], groups: Sequence[str]) -> dict[str, str]:

@@ -98,11 +98,6 @@ class LawSection:
     notes: tuple[str, ...]
 
     @property
-    def title(self) -> str:
-        """Heading."""
-        return f"Which law do the {KINDS[self.kind]} follow?"
-
-    @property
     def sentences(self) -> list[str]:
         """The answer in plain words, then which steps it is about."""
         if len(self.steps) < self.recorded:
@@ -156,27 +151,22 @@ def _section(trace: Trace, kind: str, infos: list[TensorInfo]) -> LawSection:
     ordered = sorted(steps)
     places = np.unique(np.linspace(0, max(len(ordered) - 1, 0), min(PRUNED_STEPS, len(ordered))).round().astype(int))
     pruning = PruningTrial(frozenset(ordered[place] for place in places))
-    layers: list[LayerLaws] = []
-    formats: list[LayerFormats] = []
+    trials = {(info.name, info.optimizer): FormatTrial(BITS, SCALE) for info in infos}
     largest_info = max(infos, key=lambda info: info.size)
-    pictures: list[Picture] = []
-    for info in infos:
-        trial = FormatTrial(BITS, SCALE)
+    picture: Picture | None = None
 
-        def look(info: TensorInfo, step: int, *found: *_Found, trial: FormatTrial = trial) -> None:
-            trial(info, step, *found)
-            pruning(info, step, *found)
-            _, magnitudes, fit = found
-            if info is largest_info and fit.sigma > 0:
-                pictures[:] = [_picture(info.name, step, magnitudes, fit)]
+    def look(info: TensorInfo, step: int, *found: *_Found) -> None:
+        nonlocal picture
+        trials[info.name, info.optimizer](info, step, *found)
+        pruning(info, step, *found)
+        _, magnitudes, fit = found
+        if info is largest_info and fit.sigma > 0:
+            picture = _picture(info.name, step, magnitudes, fit)
 
-        layers += follow_laws(trace, [info], steps, look=look)
-        found = trial.formats(info)
-        if found is not None:
-            formats.append(found)
-    pruned, cosines = tuple(pruning.cells), tuple(pruning.cosines())
-    picture, verdict = pictures[0] if pictures else None, judge(layers)
-    parts = (tuple(layers), verdict, tuple(formats), pruned, cosines, picture, tuple(notes))
+    layers = tuple(follow_laws(trace, infos, steps, look=look))
+    formats = (trials[info.name, info.optimizer].formats(info) for info in infos)
+    known, pruned, cosines = tuple(filter(None, formats)), tuple(pruning.cells), tuple(pruning.cosines())
+    parts = (layers, judge(layers), known, pruned, cosines, picture, tuple(notes))
     return LawSection(kind, tuple(ordered), int(recorded), *parts)
 
 
@@ -229,16 +219,12 @@ class TraceSummary:
     laws: tuple[LawSection, ...] = ()
 
     @property
-    def elements(self) -> int:
-        """Elements of all tensors together."""
-        return sum(t.elements for t in self.tensors)
-
-    @property
     def sentence(self) -> str:
         """One line of plain words, with what to do next."""
+        elements = sum(t.elements for t in self.tensors)
         steps = max((t.steps for t in self.tensors), default=0)
         return (
-            f"{count(len(self.tensors), 'tensor')}, {count(self.elements, 'element')}, "
+            f"{count(len(self.tensors), 'tensor')}, {count(elements, 'element')}, "
             f"up to {count(steps, 'step')} each. `gtrace sweep {self.name}` measures codecs on it."
         )
 

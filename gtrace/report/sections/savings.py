@@ -207,7 +207,7 @@ def savings_section(savings: Savings, most: int | None = None) -> Section:
     drawn = any(panel.curves for panel in chart.panels)
     figure = charted("savings", "Error against the time of a step", chart.caption, lambda: chart, folded=True)
     return Section(
-        kind=savings.title,
+        kind=f"Savings between {savings.cluster.ranks} ranks:",
         name=savings.name,
         sentences=tuple(savings_verdict(savings)),
         blocks=(savings_table(savings, most), *([figure] if drawn else [])),

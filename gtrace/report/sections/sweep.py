@@ -6,6 +6,7 @@ import dataclasses
 import math
 import shlex
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,7 @@ MOST_BITS = 8
 
 def sections(report: Report, most_layers: int | None) -> Iterator[Section]:
     """One section for each sweep."""
-    for place, analysis in enumerate(report.sweeps):
-        pairs = report.pairs[place] if report.pairs else None
-        groups = report.groups[place] if report.groups else None
+    for analysis, pairs, groups in zip_longest(report.sweeps, report.pairs, report.groups):
         first, *others = sweep_verdict(analysis)
         others += checks.safety_sentences(analysis) + checks.over_noise_sentence(analysis)
         others += checks.exchange_sentence(analysis.exchanges)
@@ -116,10 +115,8 @@ def _answers(
 def _details(analysis: SweepAnalysis, most_layers: int | None) -> Iterator[Block]:
     if not analysis.configurations:
         return
-    drawn = list(sweep_figures(analysis))
-    yield from (figure for figure in drawn if figure.name == "rate-distortion")
     yield sweep_tables.configuration_table(analysis)
-    yield from (figure for figure in drawn if figure.name != "rate-distortion")
+    yield from sweep_figures(analysis)
     if analysis.safety.known:
         yield checks.noise_table(analysis, most_layers)
     layers = sweep_tables.layer_tables(analysis)

@@ -15,6 +15,7 @@ from gtrace.fitting.sparsity import RULES
 from gtrace.report import figures
 from gtrace.report.names import MISSING, listed, number
 from gtrace.report.section import FEW_ROWS, NOTHING, Block, Cell, Column, FigureSpec, Mark, Numbers, Section, Table
+from gtrace.settings import KINDS
 from gtrace.sweep.laws import ASKED, FEW
 
 if TYPE_CHECKING:
@@ -243,7 +244,8 @@ def _numbers(trace: TraceSummary) -> Numbers:
 
 def law_section(laws: LawSection) -> Section:
     """One kind of gradient in a trace; each table is before the figures that show the same."""
-    return Section("", laws.title, tuple(laws.sentences), tuple(_law_blocks(laws)), "details", together=True)
+    title = f"Which law do the {KINDS[laws.kind]} follow?"
+    return Section("", title, tuple(laws.sentences), tuple(_law_blocks(laws)), "details", together=True)
 
 
 def _law_blocks(section: LawSection) -> Iterator[Block]:

@@ -18,6 +18,7 @@ from gtrace.report.analysis.runs import (
     common_loss,
     final_difference,
     known_mean,
+    last_known,
     seconds_to_loss,
 )
 from gtrace.report.names import MISSING, count, number, size
@@ -167,12 +168,9 @@ def run_table(analysis: RunLogAnalysis) -> Table:
     def in_seconds(value: float) -> str:
         return f"{number(value)} s" if math.isfinite(value) else MISSING
 
-    def whole(run: LoggedRun) -> str:
-        known = run.sim_seconds[np.isfinite(run.sim_seconds)]
-        return in_seconds(float(known[-1]) if len(known) else math.nan)
-
     if timed:
-        columns.append((Column("simulated time", "of the whole run over the simulated network", rank=1), whole))
+        whole = Column("simulated time", "of the whole run over the simulated network", rank=1)
+        columns.append((whole, lambda run: in_seconds(last_known(run.sim_seconds))))
     target = common_loss(analysis.runs) if timed else math.nan
     if math.isfinite(target):
         hint = "simulated time until the running mean of the training loss, over a twentieth of the run, is there"

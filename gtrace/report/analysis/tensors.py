@@ -188,11 +188,8 @@ class LayerInsight:
 def layer_insight(analysis: SweepAnalysis, recommended: str | None = None) -> LayerInsight | None:
     """Plan a sweep at the bits of one configuration; None if that gains too little, or nothing can be planned.
 
-    Options are the unbiased configurations of the sweep, since errors of others do not average out.
-
-    Args:
-        analysis: of a sweep of single tensors.
-        recommended: spec of the configuration to start from; another one if it is biased, exact or None.
+    Options are the unbiased configurations of the sweep, since errors of others do not average out. The one to start
+    from has the spec ``recommended``; it is another one if that is biased, exact or None.
     """
     place = {
         c.spec: k for k, c in enumerate(analysis.configurations) if c.averages_out and not c.partial and c.bits > 0

@@ -45,10 +45,8 @@ _WIDE = 6
 def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: bool = False) -> Table | None:
     """The recommended configuration beside the best of other methods; None if no error was measured.
 
-    Args:
-        analysis: of a sweep.
-        savings: step times on the user's network; None without one.
-        every: all configurations by their specs, with the two columns of step times that a page fills in.
+    ``savings`` are those on the user's network; None without one. ``every`` shows all configurations by their specs,
+    with the two columns of step times that a page fills in.
     """
     found = candidates_of(analysis, savings)
     if not analysis.measured:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
-    from gtrace.report.analysis.runs import FinalLoss, LoggedRun, SeedGroup
+    from gtrace.report.analysis.runs import FinalLoss, LoggedRun
     from gtrace.report.section import FigureSpec, Record, Shown
     from gtrace.report.statistics import Interval
 
@@ -64,8 +64,8 @@ def pooled_section(pool: RunPool) -> Section:
     return Section(
         kind="Training",
         name=f"put together: {', '.join(pool.logs)}",
-        sentences=tuple(seeds_verdict(pool.groups, pool.averaged, neural=pool.neural)) or ("No run was finished.",),
-        blocks=(seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes),),
+        sentences=tuple(seeds_verdict(pool)) or ("No run was finished.",),
+        blocks=(seed_table(pool, pool.notes),),
         place="training",
         together=True,
         numbers=partial(_pooled_numbers, pool),
@@ -76,21 +76,20 @@ def _tables(log: RunLogAnalysis, runs: Table) -> Iterator[Table]:
     if log.runs:
         yield runs
     if log.several_seeds:
-        yield seed_table(log.groups, log.averaged, neural=log.neural)
+        yield seed_table(log)
     if log.has_ranks:
         yield rank_table(log)
     if any(run.shadow for run in log.runs):
         yield shadow_table(log)
 
 
-def seed_table(groups: Sequence[SeedGroup], averaged: str, *, neural: bool, notes: Sequence[str] = ()) -> Table:
+def seed_table(log: RunLogAnalysis | RunPool, notes: Sequence[str] = ()) -> Table:
     """One line per codec: mean over seeds, deviation, interval, and the paired difference to the uncompressed runs."""
-    metric = groups[0].metric if groups else "test accuracy"
-    sent = "encoded" if neural else "sent"
+    metric = log.groups[0].metric if log.groups else "test accuracy"
+    sent = "encoded" if log.neural else "sent"
     against = "mean difference to uncompressed runs with the same seed; pp: percentage points"
-    few = any(len(group.seeds) < FEWEST_SEEDS for group in groups)
-    said = [f"{averaged}; finished runs only. Differences to the uncompressed runs are paired by seed."]
-    if few:
+    said = [f"{log.averaged}; finished runs only. Differences to the uncompressed runs are paired by seed."]
+    if any(len(group.seeds) < FEWEST_SEEDS for group in log.groups):
         said.append(f"Fewer than {FEWEST_SEEDS} seeds: no interval; this describes what happened.")
 
     def span(of: Interval, show: Callable[[str, float], str]) -> str:
@@ -98,7 +97,7 @@ def seed_table(groups: Sequence[SeedGroup], averaged: str, *, neural: bool, note
 
     return Table.of(
         "Over seeds",
-        groups,
+        log.groups,
         [
             (Column("codec", numeric=False), lambda g: g.spec),
             (Column("seeds", rank=2), lambda g: Cell(str(len(g.seeds)), hint=", ".join(map(str, g.seeds)))),
@@ -267,7 +266,7 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
     if not analysis.runs:
         return ["No training step was logged."]
     if analysis.several_seeds:
-        return seeds_verdict(analysis.groups, analysis.averaged, neural=analysis.neural)
+        return seeds_verdict(analysis)
     fewer = f"fewer bits {'for the neural gradients' if analysis.neural else 'sent up'} than with float32"
     sentences = []
     for run in analysis.runs:
@@ -327,19 +326,19 @@ def _between_ranks(costs: RankCosts) -> list[str]:
     return [f"It takes {up}{second}, and {average}; {beside} ({count(costs.compared, 'step')} compared)."]
 
 
-def seeds_verdict(groups: Sequence[SeedGroup], averaged: str, *, neural: bool) -> list[str]:
+def seeds_verdict(log: RunLogAnalysis | RunPool) -> list[str]:
     """One sentence per codec over seeds: its mean, its difference to the uncompressed runs, and how sure that is."""
     sentences = []
-    for group in groups:
-        if group.spec == BASELINE and len(groups) > 1:
+    for group in log.groups:
+        if group.spec == BASELINE and len(log.groups) > 1:
             continue
         spread = f" ± {metric_text(group.metric, group.deviation)}" if math.isfinite(group.deviation) else ""
-        about = f"Trained with {group.spec} on {averaged}, {count(len(group.seeds), 'seed')}"
+        about = f"Trained with {group.spec} on {log.averaged}, {count(len(group.seeds), 'seed')}"
         parts = [f"{about}: {group.metric} {metric_text(group.metric, group.mean)}{spread}"]
         if math.isfinite(group.difference.estimate):
             parts.append(f"against uncompressed {difference_text(group.metric, group.difference, group.p_holm)}")
         if math.isfinite(group.ratio) and group.spec != BASELINE:
-            sent = "for the neural gradients" if neural else "sent up"
+            sent = "for the neural gradients" if log.neural else "sent up"
             parts.append(f"{number(group.ratio)} times fewer bits {sent} than with float32")
         sentences.append("; ".join(parts) + ".")
     return sentences

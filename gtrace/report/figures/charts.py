@@ -112,7 +112,7 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
         if not len(curve):
             continue
         width, height = len(label.text) * _CHARACTER * _FONT * pixel, _LINE * _FONT * pixel
-        best: tuple[float, int, int, tuple[float, float, float, float]] | None = None
+        tried = []
         for back, point in enumerate(curve[::-1][:12]):
             for rank, (dx, dy, _) in enumerate(_PLACES):
                 x = float(point[0]) + dx * _GAP * pixel + (dx - 1) * width / 2
@@ -122,10 +122,8 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
                 cost = 200 * sum(max(value, 0.0) for value in over) / height
                 cost += sum(60 * _overlap(box, other) / (width * height) for other in taken)
                 cost += 3 * int(((crowd > box[:2]) & (crowd < box[2:])).all(axis=1).sum()) + 0.4 * rank + 1.5 * back
-                if best is None or cost < best[0]:
-                    best = (cost, back, rank, box)
-        assert best is not None
-        _, back, rank, box = best
+                tried.append((cost, back, rank, box))
+        _, back, rank, box = min(tried, key=lambda one: one[0])
         taken.append(box)
         dx, dy, side = _PLACES[rank]
         at = len(label.x) - 1 - back

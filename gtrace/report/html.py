@@ -26,6 +26,7 @@ import gtrace
 from gtrace.planning import Plan
 from gtrace.report import figures
 from gtrace.report.analysis.history import RunHistory, energy_shares, run_lines, spark
+from gtrace.report.analysis.safety import captured
 from gtrace.report.analysis.savings import ASSUMED, network_model
 from gtrace.report.analysis.tensors import layer_insight
 from gtrace.report.inputs import make_report
@@ -111,7 +112,7 @@ def report_facts(report: Report) -> Iterator[str]:
     if report.sections != 1:
         return
     for sweep in report.sweeps:
-        seen = (sweep.trace_attrs.get("capture") or {}).get("steps_seen")
+        seen = captured(sweep.provenance).get("steps_seen")
         steps = f"{len(sweep.steps):,} of {seen:,} steps" if isinstance(seen, int) else count(len(sweep.steps), "step")
         facts = [steps, f"{count(len(sweep.configurations), 'configuration')} measured"]
         savings = report.savings_of(sweep)

@@ -21,10 +21,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gtrace.report.analysis.families import FITTED
 from gtrace.report.analysis.safety import SAFE_COST
 from gtrace.report.names import MISSING, count, listed, number
 from gtrace.report.section import Answer, Verdict
+from gtrace.report.statistics import thirds
 from gtrace.units import rate_text
 
 if TYPE_CHECKING:
@@ -286,14 +289,14 @@ def _unclear(chosen: Candidate, analysis: SweepAnalysis, judged: dict[str, Judge
 def _over_training(chosen: Candidate, analysis: SweepAnalysis) -> str:
     """Whether early, middle and late steps agree that the error is below its limit."""
     place = next(k for k, c in enumerate(analysis.configurations) if c.spec == chosen.codec)
-    errors = [value for value in analysis.per_step[place].tolist() if math.isfinite(value)]
-    if len(errors) < 3:
+    errors = analysis.per_step[place]
+    known = np.isfinite(errors)
+    parts = {name: errors[mask & known] for name, mask in thirds(analysis.steps) if (mask & known).any()}
+    if len(parts) < 2:
         return " (too few to see a trend)"
-    third = max(1, len(errors) // 3)
-    parts = {"early": errors[:third], "middle": errors[third:-third], "late": errors[-third:]}
-    means = {name: sum(values) / len(values) for name, values in parts.items()}
+    means = {name: float(values.mean()) for name, values in parts.items()}
     most, least = max(means.values()), min(means.values())
     if most <= 2 * least:
-        return " (early, middle and late agree)"
+        return f" ({listed(means)} agree)"
     worst = max(means, key=lambda name: means[name])
     return f" ({worst} steps lose {number(most / least, 2)} times as much as others)"

@@ -18,7 +18,7 @@ from gtrace.errors import UsageError, suggest
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.evidence import LayerChoice, PairedComparison, Phase, StepTable, compare_mixes
 from gtrace.report.analysis.families import LEVEL, MOSTLY, Configuration, Family, Leader, Standing, decisive, ranked
-from gtrace.report.analysis.safety import Safety, trace_attrs, workers_of
+from gtrace.report.analysis.safety import Safety, captured, trace_attrs, workers_of
 from gtrace.report.names import count, listed
 
 if TYPE_CHECKING:
@@ -202,8 +202,7 @@ def averaged_over(provenance: Mapping[str, Any]) -> int:
     """Ranks whose average the gradients of a sweep were, 1 for those of each rank itself or where nobody says."""
     stages = provenance.get("stages")
     if not isinstance(stages, list):
-        captured = trace_attrs(provenance).get("capture")
-        stages = [captured.get("stage")] if isinstance(captured, dict) else []
+        stages = [captured(provenance).get("stage")]
     return workers_of(provenance) if "reduced" in stages else 1
 
 

@@ -228,7 +228,15 @@ class Safety:
 
 def trace_attrs(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What a sweep's trace says of its run; empty if the results do not hold it."""
-    found = provenance.get("trace_attrs")
+    return _mapping(provenance.get("trace_attrs"))
+
+
+def captured(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What its capture said in the end; empty if nothing did."""
+    return _mapping(trace_attrs(provenance).get("capture"))
+
+
+def _mapping(found: object) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 

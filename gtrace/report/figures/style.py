@@ -283,6 +283,7 @@ _METADATA: dict[str, dict[str, str | None]] = {
 _SVG = "{http://www.w3.org/2000/svg}"
 _XLINK = "{http://www.w3.org/1999/xlink}"
 _COLOUR = re.compile("|".join(DARK))
+_CLIP = re.compile(rb'(?<=url\(#)p[0-9a-f]{10}(?=\))|(?<= id=")p[0-9a-f]{10}(?=")')
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 #: Verdana is as wide as DejaVu Sans, whose widths the layout was made with.
 _FONTS = "'DejaVu Sans', Verdana, sans-serif"
@@ -303,7 +304,9 @@ def render(figure: Figure, kind: FigureKind, *, text_as_paths: bool = True) -> b
         # Outlines that a journal's checks accept; the default, Type 3, is refused by many.
         mpl.rcParams["pdf.fonttype"] = 42
         figure.savefig(buffer, format=kind, dpi=200, metadata=_METADATA[kind])
-    return buffer.getvalue()
+    # In an SVG, a clip's name is a hash of its place, whose last digit changes from process to process.
+    names: dict[bytes, bytes] = {}
+    return _CLIP.sub(lambda found: names.setdefault(found[0], b"clip%d" % len(names)), buffer.getvalue())
 
 
 def inline_svg(figure: Figure, prefix: str, label: str) -> str:

@@ -20,7 +20,6 @@ import gtrace.capture.session
 import gtrace.cli
 import gtrace.sweep
 import gtrace.training  # noqa: F401
-from gtrace.trace.zarr import prepare_documents
 
 
 def asked(requests):
@@ -48,7 +47,6 @@ def asked(requests):
 
 if __name__ == "__main__":
     torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer imports more of torch than all else
-    prepare_documents()
     gc.freeze()
     words = asked(socket.socket(fileno=int(sys.argv[1])))
     if words is not None:

@@ -19,7 +19,7 @@ from gtrace.capture.changes import Changes
 from gtrace.capture.layout import RowLayout, moments_of, second_moments, shape_and_type
 from gtrace.capture.neural import NeuralRecorder
 from gtrace.capture.options import AutomaticSteps, TensorSelection
-from gtrace.capture.summary import CaptureSummary, disk_usage
+from gtrace.capture.summary import CaptureSummary
 from gtrace.capture.waiting import PATIENCE
 from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
@@ -28,6 +28,7 @@ from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.optimizers import OptimizerHistory
 from gtrace.trace.facts import OPTIMIZERS, TIMES
+from gtrace.trace.files import disk_bytes
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.numbers import numbers_of
 from gtrace.trace.rows import BLOCK
@@ -231,7 +232,7 @@ class Recorder:
             rows=rows,
             optimizers=len(self._recorded),
             tensors=self._tensors(),
-            bytes=disk_usage(path) if rows else 0,
+            bytes=disk_bytes(path) if rows else 0,
             blocked=blocked,
             waited=waited,
             span=span,

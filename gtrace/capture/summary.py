@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import operator
-import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import size_text
 from gtrace.settings import KINDS
+from gtrace.trace.files import disk_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,19 +89,6 @@ class CaptureSummary:
     together: bool = False
 
 
-def disk_usage(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
-    if path.is_file():
-        return path.stat().st_size
-    total = 0
-    for folder, _, files in os.walk(path):
-        for file in files:
-            # Another process of the run may be moving it into its place.
-            with contextlib.suppress(FileNotFoundError):
-                total += os.stat(os.path.join(folder, file)).st_size
-    return total
-
-
 def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
     """The summary of a trace that several processes wrote; ``own`` if only this process did.
 
@@ -147,7 +133,7 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
         neural_rows=counts["neural"][most],
         neural_tensors=sum(info.rank == most and info.kind == "neural" for info in tensors),
         changes=Counter(info.kind for info in tensors if info.rank == most and info.kind in own.changes),
-        bytes=disk_usage(path),
+        bytes=disk_bytes(path),
         blocked=blocked,
         waited=waited,
         span=span,

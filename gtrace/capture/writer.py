@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 #: Loggers of the libraries that read and write traces: at level DEBUG each logs its imports and calls.
-_LOGGERS = ("numcodecs", "zarr.core.sync", "asyncio", "h5py._conv")
+_LOGGERS = ("numcodecs", "h5py._conv")
 _quiet: dict[int, int] = {}
 
 

@@ -146,7 +146,8 @@ def pack(settings: PackSettings, trace: Path | str) -> None:
 
     The new trace is written beside its place and moved in once it is whole and reads back the same.
     """
-    from gtrace.trace.convert import disk_bytes, pack_trace
+    from gtrace.trace.convert import pack_trace
+    from gtrace.trace.files import disk_bytes
 
     before = f" (before: {_count_files(trace)} files)" if isinstance(trace, Path) else ""
     packed = pack_trace(trace, settings.output, force=settings.force)

@@ -26,13 +26,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gtrace.capture.summary import disk_usage
 from gtrace.cli.capture import identity
 from gtrace.errors import TraceError, UsageError, size_text
 from gtrace.report.analysis.history import WRITING, RunHistory, status_in_words
 from gtrace.report.names import count, literal, number, shorten, sparkline
 from gtrace.trace import open_trace
 from gtrace.trace.choose import choose_infos
+from gtrace.trace.files import disk_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +127,7 @@ class Watch:
                 norms=norms.tolist(),
                 layers=_layers(stream, tensors),
                 errors=self._errors,
-                size=disk_usage(self._path),
+                size=disk_bytes(self._path),
             )
 
     def _end(self, trace: Trace) -> str:

@@ -84,14 +84,13 @@ class CheckReport:
         return not (self.faults or self.leftovers or self.unfinished or self.status == "writing") or self.live
 
 
-def check_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> CheckReport:
+def check_trace(path: str | os.PathLike[str]) -> CheckReport:
     """Read every committed value of a trace and verify it.
 
     If a process is writing the trace, its committed part is checked.
 
     Args:
         path: the trace; for an address, writers and their leftovers are unknown.
-        progress: called with the number of gradients that were verified since the previous call.
 
     Raises:
         TraceError: nothing can be read: it is not a trace, a newer gtrace wrote it, or it is damaged as a whole.
@@ -101,22 +100,18 @@ def check_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | 
         place = Path(os.path.realpath(place))
     faults: list[Fault] = []
     with closing(open_source(place, lambda error: faults.append(Fault(str(error))))) as source:
-        return _check(path, place, source, faults, progress)[0]
+        return _check(path, place, source, faults)[0]
 
 
 def _check(
-    path: str | os.PathLike[str],
-    place: Path | str,
-    source: TraceSource,
-    faults: list[Fault],
-    progress: Callable[[int], None] | None,
+    path: str | os.PathLike[str], place: Path | str, source: TraceSource, faults: list[Fault]
 ) -> tuple[CheckReport, list[MemoryStream]]:
     """Check a trace that was opened with these faults; returns the report and its streams with all that is right."""
     live = being_written(place)
     gradients = wrong = 0
     streams = []
     for stream in source.streams:
-        present, right = _examine(stream, faults, progress or (lambda count: None))
+        present, right = _examine(stream, faults)
         gradients += present
         wrong += present - int(right.statistic("present").sum())
         streams.append(right)
@@ -155,7 +150,7 @@ def _presence(tables: dict[str, NDArray[Any] | None], rows: int, columns: int) -
     return out
 
 
-def _examine(stream: Stream, faults: list[Fault], progress: Callable[[int], None]) -> tuple[int, MemoryStream]:
+def _examine(stream: Stream, faults: list[Fault]) -> tuple[int, MemoryStream]:
     """The number of gradients that a stream should hold, and the stream with those that are right."""
     group, rows = _group(stream), stream.steps.size
 
@@ -188,8 +183,6 @@ def _examine(stream: Stream, faults: list[Fault], progress: Callable[[int], None
             except TraceError as error:
                 faults.append(Fault(str(error), group, spec.name, step))
                 continue
-            finally:
-                progress(1)
             for name, value in {"present": 1, **numbers}.items():
                 right[name][row, spec.index] = value
             differing = _differing(numbers, tables, row, spec.index)
@@ -275,7 +268,7 @@ class Repair:
     backup: Path | None
 
 
-def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> Repair:
+def repair_trace(path: str | os.PathLike[str]) -> Repair:
     """Check a trace and replace it by one that has every gradient that is right, and no other.
 
     The new trace is written beside the old one and moved in when it is complete. Damaged gradients are absent
@@ -293,7 +286,7 @@ def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] |
         raise UsageError(f"{path}: a program is still writing it; repair it when its run is over")
     faults: list[Fault] = []
     with closing(open_source(place, lambda error: faults.append(Fault(str(error))))) as source:
-        report, streams = _check(path, place, source, faults, progress)
+        report, streams = _check(path, place, source, faults)
         if report.clean:
             return Repair(report, changed=False, backup=None)
         new, backup = beside(place, "repair"), _free_backup(place) if faults else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace.choose import choose_infos
-from gtrace.trace.files import HDF5_SUFFIXES, beside, check_place, move_in, remove
+from gtrace.trace.files import HDF5_SUFFIXES, beside, check_place, disk_bytes, move_in, remove
 from gtrace.trace.format import SKETCH
 from gtrace.trace.reader import Trace, open_source, open_trace
 from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
@@ -164,13 +164,6 @@ def sketch_trace(
     sketched = sum(_keeps_sketches(info, plan) for info in infos)
     before = RemoteFiles(place).total(place) if isinstance(place, str) else disk_bytes(place)
     return SketchSummary(Path(output), plan, sketched, len(infos) - sketched, before, disk_bytes(Path(output)))
-
-
-def disk_bytes(path: Path) -> int:
-    """Bytes of the files of a trace."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
 
 
 def _keeps_sketches(info: TensorInfo, plan: SketchPlan) -> bool:

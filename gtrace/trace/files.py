@@ -96,6 +96,19 @@ def check_room(folder: str | os.PathLike[str], needed: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(folder))
 
 
+def disk_bytes(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    total = 0
+    for folder, _, files in os.walk(path):
+        for file in files:
+            # Another process of a run may be moving it into its place.
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(folder, file)).st_size
+    return total
+
+
 @contextmanager
 def _regular(path: str) -> Iterator[BinaryIO]:
     """Open a regular file for reading.

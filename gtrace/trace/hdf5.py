@@ -145,24 +145,11 @@ class _Dataset:
             return out
 
 
-class Hdf5Stream(Stream):
-    """One stream's group, cut to the rows that were committed when it was opened.
-
-    Args:
-        group: the group.
-        where: its path, for messages.
-        key: the stream.
-        file_bytes: size of the file.
-        tolerate: called with damage to single tensors and tables; by default it raises.
-    """
+class _Hdf5Stream(Stream):
+    """One stream's group, cut to the rows that were committed when it was opened."""
 
     def __init__(
-        self,
-        group: h5py.Group,
-        where: str,
-        key: StreamKey,
-        file_bytes: int,
-        tolerate: Callable[[TraceError], None] = refuse,
+        self, group: h5py.Group, where: str, key: StreamKey, file_bytes: int, tolerate: Callable[[TraceError], None]
     ) -> None:
         super().__init__(key, where, tolerate)
         self._file_bytes = file_bytes
@@ -200,16 +187,13 @@ class Hdf5Stream(Stream):
         return self._dataset(name, ndim, column, layout.MAX_TABLE_CHUNK_BYTES)
 
     def has(self, name: str) -> bool:
-        """Whether it has this (step, tensor) array."""
         return name in self._names
 
     def scalar(self, name: str) -> NDArray[np.float64]:
-        """One of the numbers about the steps."""
         rows = slice(0, self.steps.size)
         return self._table(name, 1, layout.SCALAR).read(rows, "scalars") if rows.stop else np.empty(0)
 
     def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
-        """One of the statistics: (committed rows, tensors)."""
         rows = self.steps.size
         if rows == 0:
             return np.empty((0, 0), column.dtype)
@@ -228,7 +212,6 @@ class Hdf5Stream(Stream):
         return first, self._tensors[spec.index].read(slice(first, stop), about)
 
     def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
-        """One row, chunk by chunk."""
         for part in range(spec.parts):
             yield self._read_part(spec, row, part)
 
@@ -273,7 +256,7 @@ def open_hdf5(
                     if key is None or not isinstance(node, h5py.Group):
                         continue
                     with tolerated(tolerate):
-                        streams.append(Hdf5Stream(node, f"{path}/{rank}/{group}", key, size, tolerate))
+                        streams.append(_Hdf5Stream(node, f"{path}/{rank}/{group}", key, size, tolerate))
         return TraceSource(str(path), attrs, streams, held.pop_all())
 
 

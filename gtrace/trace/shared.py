@@ -26,7 +26,6 @@ from gtrace.trace.zarr import (
     attributes_of,
     group_document,
     make_group,
-    prepare_documents,
     read_node,
     start_folder,
     write_json,
@@ -94,7 +93,6 @@ def join_trace(
     if not place.parent.is_dir():
         raise UsageError(f"{path}: the folder {place.parent} does not exist; create it or choose another place")
     try:
-        prepare_documents()
         with _locked(place):
             if belongs_to(place, run) and not (first and _is_earlier(place, rank, writers)):
                 _reopen(place, writers, launcher)

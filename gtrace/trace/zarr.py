@@ -4,12 +4,11 @@ The reader checks metadata and sizes before it decodes anything, supports few co
 shard is one file with many chunks and an index of them at its end (codec ``sharding_indexed``): for each chunk in
 C order its offset and length as little-endian uint64, then the CRC-32C of the index.
 
-The writer takes metadata from zarr-python, and encodes and places chunk files itself. A commit of one row appends an
-entry to the stream's journal, so it costs one system call, whatever the number of tensors. Every 64th row goes into
-chunk files with all that the journal has; so do many rows that are committed at once, without the journal. Such a
-file is replaced as a whole, by one with the same rows and perhaps new ones; the chunk of ``step`` is replaced last.
-The next row that needs a journal starts a new one. Wherever a writer is killed, each committed row is complete in one
-place or the other.
+The writer does not use it either, and writes the same metadata. A commit of one row appends an entry to the stream's
+journal, so it costs one system call, whatever the number of tensors. Every 64th row goes into chunk files with all
+that the journal has; so do many rows that are committed at once, without the journal. Such a file is replaced as a
+whole, by one with the same rows and perhaps new ones; the chunk of ``step`` is replaced last. The next row that needs
+a journal starts a new one. Wherever a writer is killed, each committed row is complete in one place or the other.
 """
 
 from __future__ import annotations
@@ -322,19 +321,10 @@ class _ArrayFile:
         return out[:rows, :columns]
 
 
-class ZarrStream(Stream):
-    """One stream's folder, cut to the rows that were committed when it was opened.
+class _ZarrStream(Stream):
+    """One stream's folder, cut to the rows that were committed when it was opened."""
 
-    Args:
-        files: how files are read.
-        folder: the folder.
-        key: the stream.
-        tolerate: called with damage to single tensors, tables and the journal; by default it raises.
-    """
-
-    def __init__(
-        self, files: Files, folder: str, key: StreamKey, tolerate: Callable[[TraceError], None] = refuse
-    ) -> None:
+    def __init__(self, files: Files, folder: str, key: StreamKey, tolerate: Callable[[TraceError], None]) -> None:
         super().__init__(key, folder, tolerate)
         self._files = files
         self._tables: dict[str, _ArrayFile] = {}
@@ -400,11 +390,9 @@ class ZarrStream(Stream):
         return self._committed(place, np.concatenate(parts), array.shape[0])
 
     def has(self, name: str) -> bool:
-        """Whether it has this (step, tensor) array."""
         return name in self._tables or any(name in record.statistics for record in self._journal.records)
 
     def scalar(self, name: str) -> NDArray[np.float64]:
-        """One of the numbers about the steps."""
         out = np.full(self.steps.size, np.nan)
         out[self._base :] = [record.scalars[name] for record in self._journal.records]
         if self._base:
@@ -413,7 +401,6 @@ class ZarrStream(Stream):
         return out
 
     def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
-        """One of the statistics: (committed rows, tensors)."""
         table = np.full((self.steps.size, self._columns), column.fill, column.dtype)
         if self._base:
             array = self._table(name, 2, column)
@@ -447,7 +434,6 @@ class ZarrStream(Stream):
         return row, values[None]
 
     def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
-        """One row, chunk by chunk."""
         if row >= self._base and in_journal(spec):
             yield self._journal.values(spec, row)
             return
@@ -487,7 +473,7 @@ def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse,
             key, folder = StreamKey.parse(rank, group), os.path.join(place, group)
             with tolerated(tolerate):
                 if key is not None and read_group(files, folder, tolerate) is not None:
-                    streams.append(ZarrStream(files, folder, key, tolerate))
+                    streams.append(_ZarrStream(files, folder, key, tolerate))
     if attrs.get("status") == "writing" and ends == ["complete"] * len(ends) and len(ends) == attrs.get(WRITERS):
         # The last process to end could not have the lock of the root in time; it did write its own part.
         attrs = {**attrs, "status": "complete"}
@@ -502,46 +488,27 @@ _FIRST_ROWS = 1024
 _SHARD_BYTES = 128 * 1024 * 1024
 
 
-@functools.cache
-def array_document(dtype: str | None, fill: float = 0, ndim: int = 1) -> str:
-    """The zarr.json that zarr-python writes for an array of this type, or for a group."""
-    # zarr-python runs an event loop in a thread, which fails while the interpreter exits.
-    # So documents are made once at the start; shapes and attributes are filled in later, without zarr-python.
-    import zarr
-    from zarr.codecs import BloscCodec, Crc32cCodec
-    from zarr.storage import MemoryStore
-
-    files: dict[str, Any] = {}
-    store = MemoryStore(files)
-    if dtype is None:
-        zarr.create_group(store)
-    else:
-        codec = BloscCodec(
-            typesize=np.dtype(dtype).itemsize, cname="lz4", clevel=_LEVEL, shuffle="bitshuffle", blocksize=0
-        )
-        zarr.create_array(
-            store,
-            shape=(1,) * ndim,
-            chunks=(1,) * ndim,
-            dtype=dtype,
-            fill_value=fill,
-            compressors=[codec, Crc32cCodec()],
-            dimension_names=["step"] * ndim,
-            chunk_key_encoding={"name": "default", "separator": "."},
-        )
-    return bytes(files["zarr.json"].to_bytes()).decode()
-
-
-def prepare_documents() -> None:
-    """Make every document that a writer will need, while zarr-python still works."""
-    for column in (layout.STEP, layout.SCALAR):
-        array_document(column.dtype.name, column.fill, 1)
-    for column in (
-        *layout.statistics_of("neural").values(),
-        layout.column_of({}),
-        layout.column_of({layout.SKETCH: 1}),
-    ):
-        array_document(column.dtype.name, column.fill, 2)
+def _array_document(form: ArrayForm, *, plain: bool) -> dict[str, Any]:
+    """The metadata of an array, as zarr-python writes them, without a shape."""
+    dtype, fill = form.column
+    blosc = {"typesize": dtype.itemsize, "cname": "lz4", "clevel": _LEVEL, "shuffle": "bitshuffle", "blocksize": 0}
+    return {
+        "shape": [],
+        "data_type": dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(form.chunks)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": "NaN" if math.isnan(fill) else fill,
+        "codecs": [
+            {"name": "bytes"} | ({"configuration": _LITTLE} if dtype.itemsize > 1 else {}),
+            *([] if plain else [{"name": "blosc", "configuration": blosc}]),
+            {"name": "crc32c"},
+        ],
+        "attributes": dict(form.attributes),
+        "dimension_names": list(form.dimensions),
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
 
 
 def write_json(folder: str, document: Mapping[str, Any]) -> None:
@@ -571,7 +538,7 @@ def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str
 
 def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata document of a group."""
-    return {**json.loads(array_document(None)), "attributes": dict(attributes)}
+    return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
 
 
 def make_group(folder: str, attributes: Mapping[str, Any]) -> None:
@@ -617,12 +584,7 @@ class _Array:
         #: declared number of columns
         self.columns = form.columns
         self._codec = None if plain else Blosc("lz4", _LEVEL, BITSHUFFLE)
-        self.document = json.loads(array_document(form.column.dtype.name, form.column.fill, len(form.chunks)))
-        self.document["chunk_grid"]["configuration"]["chunk_shape"] = list(form.chunks)
-        self.document["dimension_names"] = list(form.dimensions)
-        self.document["attributes"] = dict(form.attributes)
-        if plain:
-            self.document["codecs"] = [codec for codec in self.document["codecs"] if codec["name"] != "blosc"]
+        self.document = _array_document(form, plain=plain)
 
     def set_rows(self, rows: int) -> None:
         with contextlib.suppress(FileExistsError):
@@ -846,7 +808,6 @@ class _ZarrStreamSink:
 def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
     """Put an empty trace in its place at once; errors as in ``check_place`` and ``move_in``."""
     check_place(path, force=force, is_trace=is_gtrace_zarr)
-    prepare_documents()
     clear_leftovers(path)
     started = beside(path, "partial")
     try:

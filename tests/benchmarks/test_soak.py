@@ -14,7 +14,7 @@ def soak():
 def test_memory_and_descriptors_stay(suffix, soak, tmp_path):
     steps = 4000 if suffix == ".zarr" else 1500
     path = tmp_path / f"run{suffix}"
-    # The first trace of a process starts threads of zarr-python's.
+    # The first trace of a process loads libraries.
     soak.soak(tmp_path / f"warm{suffix}", 20)
     _, before = soak.held()
     readings = soak.soak(path, steps)

@@ -28,7 +28,6 @@ from gtrace.torch_hooks.processes import first_of_launch, launch_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from contextlib import AbstractContextManager
 
     from torch import nn
     from torch.optim import Optimizer
@@ -94,26 +93,20 @@ def _finished(session: CaptureSession) -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-@contextlib.contextmanager
-def _everything(path: str | Path, **settings: Any) -> Iterator[CaptureSession]:
-    run = launch_token() or secrets.token_hex(8)
-    options = capture_options(Path(path), CaptureSettings(**settings), run=run, first=first_of_launch())
-    session = CaptureSession(options)
-    session.start()
-    with _finished(session), captured(session, options, {}):
-        yield session
-
-
 class _Callable(ModuleType):
-    """This module, which can be called."""
-
-    def __call__(self, path: str | Path, **settings: Any) -> AbstractContextManager[CaptureSession]:
+    @contextlib.contextmanager
+    def __call__(self, path: str | Path, **settings: Any) -> Iterator[CaptureSession]:
         """Record the gradients of everything that trains inside the block, as ``gtrace capture`` does.
 
         Also without an optimizer, and in processes that are forked or launched; see :func:`record` for the arguments
         and errors.
         """
-        return _everything(path, **settings)
+        run = launch_token() or secrets.token_hex(8)
+        options = capture_options(Path(path), CaptureSettings(**settings), run=run, first=first_of_launch())
+        session = CaptureSession(options)
+        session.start()
+        with _finished(session), captured(session, options, {}):
+            yield session
 
 
 sys.modules[__name__].__class__ = _Callable

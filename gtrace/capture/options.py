@@ -303,11 +303,6 @@ class CaptureOptions(CaptureSettings):
     first: bool = False
 
     @property
-    def first_rank_only(self) -> bool:
-        """Whether only the first of several processes records."""
-        return self.rank == "0"
-
-    @property
     def kinds(self) -> tuple[str, ...]:
         """What to record, names of :data:`gtrace.settings.KINDS`."""
         return _kinds(self.kind)

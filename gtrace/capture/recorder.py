@@ -20,8 +20,7 @@ from gtrace.capture.layout import RowLayout, moments_of, second_moments, shape_a
 from gtrace.capture.neural import NeuralRecorder
 from gtrace.capture.options import AutomaticSteps, TensorSelection
 from gtrace.capture.summary import CaptureSummary
-from gtrace.capture.waiting import PATIENCE
-from gtrace.capture.writer import AsyncWriter, Gaps, Row
+from gtrace.capture.writer import PATIENCE, AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
 from gtrace.settings import KINDS
 from gtrace.torch_hooks.hooks import TrainingHooks
@@ -219,7 +218,7 @@ class Recorder:
         if self._lacks_bursts():
             self._report(f"gtrace: note: gradient noise can't be estimated from single steps; {_BURSTS}")
         path, hooks = self._options.path, self.hooks
-        blocked, waited, span = self._waiting()
+        blocked, waited, span = self.waiting()
         self._writer.close(status, self._facts)
         lost = self._writer.lost
         rows = max(self._writer.rows.values(), default=0) if lost is None else 0
@@ -254,7 +253,7 @@ class Recorder:
 
     def _facts(self) -> dict[str, object]:
         """The attributes of the trace at its end; called by the writer's thread when nothing is left to write."""
-        blocked, waited, span = self._waiting()
+        blocked, waited, span = self.waiting()
         outcome = {
             "steps_seen": self.hooks.steps,
             "skipped_steps": self.hooks.skipped_steps,
@@ -283,16 +282,11 @@ class Recorder:
         """Let :meth:`finish` end soon, whatever is not written by then."""
         self._writer.hurry()
 
-    def _waiting(self) -> tuple[float, float, float]:
+    def waiting(self) -> tuple[float, float, float]:
         """The share of the time from first to last step that training waited for capture, and both in seconds."""
         waited = self.hooks.waited()
         span = self._last - self._first if self._first is not None else 0.0
         return min(1.0, waited / span) if span > 0 else 0.0, waited, span
-
-    @property
-    def waited(self) -> tuple[float, float]:
-        """Seconds that training waited for capture so far, and seconds of training."""
-        return self._waiting()[1:]
 
     def _without(self) -> list[str]:
         """What was asked for besides the gradients and never occurred."""
@@ -586,7 +580,7 @@ class Recorder:
         elif self._options.verbose and count % _TOLD_ROWS == 0:
             self._news.put(
                 f"gtrace: step {row.step}: {count} rows written, {size_text(self._writer.stored)} recorded, "
-                f"{self._writer.waiting} waiting, training waited {self._waiting()[0]:.1%} of its time"
+                f"{self._writer.waiting} waiting, training waited {self.waiting()[0]:.1%} of its time"
             )
 
     def _choose_by_hand(self) -> None:

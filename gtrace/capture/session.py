@@ -179,7 +179,7 @@ class CaptureSession:
     @property
     def waited(self) -> tuple[float, float]:
         """Seconds that training waited for capture so far, and seconds of training."""
-        return (0.0, 0.0) if self._recorder is None else self._recorder.waited
+        return (0.0, 0.0) if self._recorder is None else self._recorder.waiting()[1:]
 
     @property
     def times(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class CaptureSession:
         """Number of processes that share the budget; 0 if this one records nothing."""
         options, place = self._options, process_place()
         self._place = place
-        if options.first_rank_only:
+        if options.rank == "0":
             return 0 if place.rank else 1
         if options.path.suffix != ".zarr" and (self._launched or place.world_size > 1):
             if self._recorder is not None and (place.rank or 0) == 0:
@@ -265,7 +265,7 @@ class CaptureSession:
             options.path,
             run=options.run,
             rank=place.rank,
-            writers=1 if options.first_rank_only else place.world_size,
+            writers=1 if options.rank == "0" else place.world_size,
             force=options.force,
             attrs=attrs,
             launcher=options.launcher,
@@ -300,8 +300,15 @@ def captured(session: CaptureSession, options: CaptureOptions, attrs: Mapping[st
     shared = options if isinstance(options.to, str) else replace(options, to=None)
     settings = {field.name: getattr(shared, field.name) for field in fields(CaptureSettings)}
     message = {"path": str(options.path), "run": options.run, "settings": settings, "attrs": dict(attrs)}
-    with children_call(__name__, message), forks_captured(session):
-        yield
+    _watch_forks()
+    with children_call(__name__, message):
+        _active.append(session)
+        try:
+            yield
+        finally:
+            # A forked child that leaves the block has a session of its own.
+            if session in _active:
+                _active.remove(session)
 
 
 #: the sessions of this process whose forked children are captured, the latest last, which captures them
@@ -310,19 +317,6 @@ _active: list[CaptureSession] = []
 _child: _Child | None = None
 #: lets the next row be written after a fork, which waited for one; None if it did in vain
 _resume: Callable[[], None] | None = None
-
-
-@contextlib.contextmanager
-def forks_captured(session: CaptureSession) -> Iterator[None]:
-    """Inside the block, each forked child that trains records its own steps."""
-    _watch_forks()
-    _active.append(session)
-    try:
-        yield
-    finally:
-        # A forked child that leaves the block has a session of its own.
-        if session in _active:
-            _active.remove(session)
 
 
 @functools.cache

@@ -161,11 +161,7 @@ def result_text(summary: CaptureSummary, path: Path, rank: int | None = None) ->
     """
     if not summary.rows:
         return f"nothing was captured{f' on rank {rank}' if rank else ''}: {_why_nothing(summary)}"
-    parts = [
-        _tensors(summary),
-        size_text(summary.bytes),
-        _waited(summary),
-    ]
+    parts = [_tensors(summary), size_text(summary.bytes), _waited(summary)]
     if summary.skipped_steps:
         parts.append(f"{_counted(summary.skipped_steps)} skipped by the gradient scaler")
     if summary.over_budget:
@@ -178,7 +174,7 @@ def result_text(summary: CaptureSummary, path: Path, rank: int | None = None) ->
         parts.append("without an optimizer")
     parts += summary.without
     if summary.errors:
-        parts.append(f"{summary.errors} error{'s' * (summary.errors != 1)}")
+        parts.append(_counted(summary.errors, "error"))
     return f"{_steps(summary)} captured{_where(summary, rank)} in {path} ({', '.join(parts)})"
 
 

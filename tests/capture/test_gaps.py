@@ -108,7 +108,7 @@ def test_drop_leaves_out_steps_instead_of_waiting(path, monkeypatch):
         descend(model, optimizer, 8, 10, steps=8)
         go.set()
         pool = run.session._recorder._layouts[0].pool
-        while pool.free.qsize() < 2:  # both buffers are back
+        while pool.free._queue.qsize() < 2:  # both buffers are back
             time.sleep(0.01)
         descend(model, optimizer, 8, 10, steps=2)
     assert (run.summary.rows, run.summary.dropped, run.summary.errors) == (4, 6, 0)
@@ -118,7 +118,6 @@ def test_drop_leaves_out_steps_instead_of_waiting(path, monkeypatch):
 
 
 def test_training_does_not_wait_for_a_disk_that_never_answers(path, monkeypatch):
-    monkeypatch.setattr("gtrace.capture.waiting.PATIENCE", 0.2)
     monkeypatch.setattr("gtrace.capture.writer.PATIENCE", 0.2)
     answer = threading.Event()
     monkeypatch.setattr(AsyncWriter, "_write", lambda *_: answer.wait())

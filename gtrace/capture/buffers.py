@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gtrace.capture.writer import Returns
+from gtrace.capture.waiting import Returns
 from gtrace.trace.journal import MOST_ROWS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 
 from gtrace.capture.layout import Slot, shape_and_type
 from gtrace.capture.options import MAX_ELEMENTS
-from gtrace.capture.writer import Returns
+from gtrace.capture.waiting import Returns
 from gtrace.torch_hooks.gradients import as_real_dense
 from gtrace.torch_hooks.naming import ModulePaths
 from gtrace.torch_hooks.outputs import OutputHooks, is_compiled

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gtrace.capture import session as sessions
 from gtrace.capture.options import CaptureSettings, capture_options, parse_steps
@@ -17,6 +17,7 @@ from gtrace.capture.session import CaptureSession
 from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
 from gtrace.torch_hooks.launcher import Program, run_program
 from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place
+from gtrace.trace.files import write_beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,24 +94,17 @@ class Stopwatch:
         self._is_nested = is_nested
         register_optimizer_step_pre_hook(never_compiled(self._before_step))
 
-    @property
-    def timings(self) -> ProbeTimings:
-        """What was measured so far, of steps that were not recorded."""
+    def write(self) -> None:
+        """Write what was measured of steps that were not recorded, once; of several ranks the first one does."""
+        path, place = Path(self._options.timings), process_place()
+        if path.exists() or place.rank or os.getpid() != self._owner or not self._step:
+            return
         found = self._session.times
         if found.get("recorded", True):
             found = {}
         step, backward, timed = found.get("step"), found.get("backward"), found.get("steps", 0)
-        place = process_place()
-        return ProbeTimings(step, backward, timed, self._step, self._last - self._first, place.world_size)
-
-    def write(self) -> None:
-        """Write what was measured, once; of several ranks the first one does."""
-        path = Path(self._options.timings)
-        if path.exists() or process_place().rank or os.getpid() != self._owner or not self._step:
-            return
-        beside = path.with_name(path.name + ".new")
-        beside.write_text(json.dumps(asdict(self.timings)), encoding="utf-8")
-        os.replace(beside, path)
+        timings = ProbeTimings(step, backward, timed, self._step, self._last - self._first, place.world_size)
+        write_beside(str(path), json.dumps(asdict(timings)).encode())
 
     def _before_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._owner or (self._optimizer or id(optimizer)) != id(optimizer):
@@ -158,9 +152,7 @@ def run_probe(message: str) -> int:
         if not exit_code:
             stopwatch.write()
         session.note({_CUT: stopwatch.cut})
-        status: Literal["complete", "interrupted"] = "interrupted" if exit_code else "complete"
-        session.finish(status)
-        session.settle(status)
+        session.settle("interrupted" if exit_code else "complete")
         return exit_code
 
     setup = {

@@ -20,7 +20,8 @@ from gtrace.capture.layout import RowLayout, moments_of, second_moments, shape_a
 from gtrace.capture.neural import NeuralRecorder
 from gtrace.capture.options import AutomaticSteps, TensorSelection
 from gtrace.capture.summary import CaptureSummary
-from gtrace.capture.writer import PATIENCE, AsyncWriter, Gaps, Row
+from gtrace.capture.waiting import PATIENCE
+from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
 from gtrace.settings import KINDS
 from gtrace.torch_hooks.hooks import TrainingHooks

@@ -37,7 +37,7 @@ from gtrace.torch_hooks.launcher import Outcome, Program, run_program
 from gtrace.torch_hooks.processes import before_abrupt_exit, first_of_launch, launch_token, launched_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,11 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
             say(f"gtrace: {error}")
             return error.exit_code
         finally:
-            end_view()
+            if view:
+                view.close()
 
-    shows = target.live and not place.rank
-    with (
-        live_view(shown, lambda: session.waited, say, shown=shows) as end_view,
-        before_abrupt_exit(leave, session.hurry),
-    ):
+    view = LiveView(shown, lambda: session.waited, say) if target.live and not place.rank else None
+    with contextlib.closing(view) if view else contextlib.nullcontext(), before_abrupt_exit(leave, session.hurry):
         try:
             with after_import("torch", session.start_or_tell), captured(session, chosen, attrs):
                 outcome = run_program(program)
@@ -231,18 +229,6 @@ class LiveView:
                 continue
             except OSError:
                 return
-
-
-@contextlib.contextmanager
-def live_view(
-    path: Path, waited: Callable[[], tuple[float, float]], say: Callable[[str], None], *, shown: bool
-) -> Iterator[Callable[[], None]]:
-    """Show a capture live inside the block, if it is to be ``shown``; yields what ends that earlier."""
-    close = LiveView(path, waited, say).close if shown else lambda: None
-    try:
-        yield close
-    finally:
-        close()
 
 
 def _start(path: Path, terminal: int, reports: socket.socket) -> None:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.report.analysis.run_logs import RunLogAnalysis
     from gtrace.report.analysis.savings import Savings
-    from gtrace.training.unmodified import ScriptSummary, ScriptTraining
+    from gtrace.training.scriptlog import ScriptSummary
+    from gtrace.training.unmodified import ScriptTraining
 
 
 def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple[str, ...]) -> int:
@@ -145,22 +146,12 @@ def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, a
     named = file_name(str(codecs[0])) if len(codecs) == 1 else "compare"
     log = settings.output or Path(f"{program.stem}-{named}.jsonl")
     check_output(log, force=settings.force)
-    setup = [_setup(settings, one, program) for one in codecs]
+    setup = [{**_setup(settings, one, program), "watched": False} for one in codecs]
     exact = {**_setup(settings, Identity(), program), "rules": [], "watched": True}
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    study = {
-        "command": shlex.join(["gtrace", *sys.argv[1:]]),
-        "runs": ["none", *map(str, codecs)],
-        "seed": settings.seed,
-    }
-    runs = run_all(
-        program,
-        [exact, *({**one, "watched": False} for one in setup)],
-        seeds,
-        log,
-        lambda text: echo(text, err=True),
-        study=study,
-    )
+    command = shlex.join(["gtrace", *sys.argv[1:]])
+    study = {"command": command, "runs": ["none", *map(str, codecs)], "seed": settings.seed}
+    runs = _run_all(program, [exact, *setup], seeds, log, study)
     code = _show_comparison(program, runs, log, seeds, as_json=settings.as_json)
     if not settings.as_json:
         print_savings(savings_of_log(log, cluster) if runs.log.runs else None)
@@ -183,25 +174,13 @@ class ScriptRuns:
     own_seed: bool
 
 
-def run_all(
-    program: Program,
-    setup: Sequence[dict[str, Any]],
-    seeds: Sequence[int],
-    log: Path,
-    say: Callable[[str], None],
-    *,
-    study: dict[str, Any],
+def _run_all(
+    program: Program, setup: Sequence[dict[str, Any]], seeds: Sequence[int], log: Path, study: dict[str, Any]
 ) -> ScriptRuns:
     """Run a program once for each seed and each codec, one after the other, with the same arguments.
 
-    Args:
-        program: what to run.
-        setup: settings of the process of each codec, as :class:`gtrace.training.unmodified.ScriptOptions`; the first is
-            the uncompressed run.
-        seeds: of the runs; each is in ``GTRACE_SEED``, and seeds random, numpy and torch before the program starts.
-        log: run log to write; an earlier one is replaced.
-        say: called with one line before each run.
-        study: fields of the log's study record that are those of all runs.
+    ``setup`` are the settings of the process of each codec, of the uncompressed run first, and ``study`` the fields of
+    the log's study record that are those of all runs.
     """
     from gtrace.report.analysis.run_logs import analyze_runs
     from gtrace.report.analysis.runs import BASELINE
@@ -220,7 +199,8 @@ def run_all(
         for number, (seed, one) in enumerate(runs, 1):
             spec = BASELINE if one["watched"] else one["codec"]
             called = "uncompressed" if one["watched"] else spec
-            say(f"gtrace: run {number} of {len(runs)}: {called}{f', seed {seed}' if len(seeds) > 1 else ''}")
+            of_seed = f", seed {seed}" if len(seeds) > 1 else ""
+            echo(f"gtrace: run {number} of {len(runs)}: {called}{of_seed}", err=True)
             code, records = _run_alone(program, {**one, "seed": seed, "script_seed": seed})
             if code:
                 failed.append((spec, seed, code))

@@ -231,13 +231,12 @@ def spread(values: Sequence[float]) -> Spread:
     """Mean, deviation and the reach of the 95 % t-interval, of the finite values."""
     known = np.asarray([value for value in values if math.isfinite(value)], np.float64)
     n = known.size
-    if n == 0:
-        return Spread(math.nan, math.nan, math.nan, 0)
-    if n == 1:
-        return Spread(float(known[0]), math.nan, math.nan, 1)
+    mean = float(known.mean()) if n else math.nan
+    if n < 2:
+        return Spread(mean, math.nan, math.nan, n)
     deviation = float(known.std(ddof=1))
     reach = float(special.stdtrit(n - 1, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(n)
-    return Spread(float(known.mean()), deviation, reach, n)
+    return Spread(mean, deviation, reach, n)
 
 
 def paired(study: Study, spec: str, number: Callable[[RunResult], float | None]) -> Spread:

@@ -13,7 +13,8 @@ import numpy as np
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace import format as layout
-from gtrace.trace.files import beside, dead_leftovers, move_in, remove
+from gtrace.trace.convert import write_source
+from gtrace.trace.files import dead_leftovers, move_in, new_beside, remove
 from gtrace.trace.format import SKETCH
 from gtrace.trace.journal import NAME, being_written
 from gtrace.trace.reader import open_source
@@ -21,7 +22,6 @@ from gtrace.trace.remote import is_hdf5, place_of
 from gtrace.trace.rows import RowStatistics, checksum, checksum_bytes, row_statistics, verify
 from gtrace.trace.sketches import SketchPlan, unpack_row
 from gtrace.trace.source import MemoryStream, TraceSource
-from gtrace.trace.zarr import write_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -289,42 +289,30 @@ def repair_trace(path: str | os.PathLike[str]) -> Repair:
         report, streams = _check(path, place, source, faults)
         if report.clean:
             return Repair(report, changed=False, backup=None)
-        new, backup = beside(place, "repair"), _free_backup(place) if faults else None
+        backup = _free_backup(place) if faults else None
+        attrs = {**source.attrs, "status": "complete" if report.status == "complete" else "interrupted"}
+        if report.faults:
+            attrs["repaired"] = {"lost": report.wrong, "faults": [fault.what for fault in report.faults[:_TOLD]]}
         try:
-            remove(new)
-            _write(new, report, source, streams, hdf5=place.is_file() or is_hdf5(place))
-            if backup is not None:
-                os.rename(place, backup)
-                try:
-                    os.rename(new, place)
-                except OSError:
-                    os.rename(backup, place)
-                    raise
-            else:
-                move_in(new, place, force=True)
+            with new_beside(place, "repair") as new:
+                right = TraceSource(str(new), attrs, streams)
+                write_source(right, new, hdf5=place.is_file() or is_hdf5(place), sharded=False)
+                if backup is not None:
+                    os.rename(place, backup)
+                    try:
+                        os.rename(new, place)
+                    except OSError:
+                        os.rename(backup, place)
+                        raise
+                else:
+                    move_in(new, place, force=True)
         except OSError as error:
             raise TraceError(f"{path}: the repaired trace cannot be written ({error.strerror or error})") from error
-        finally:
-            remove(new)
     for leftover in report.leftovers:
         # Leftovers inside the old folder went with it.
         if os.path.lexists(leftover):
             remove(leftover)
     return Repair(report, changed=True, backup=backup)
-
-
-def _write(new: Path, report: CheckReport, source: TraceSource, streams: list[MemoryStream], *, hdf5: bool) -> None:
-    attrs = {**source.attrs, "status": "complete" if report.status == "complete" else "interrupted"}
-    if report.faults:
-        attrs["repaired"] = {"lost": report.wrong, "faults": [fault.what for fault in report.faults[:_TOLD]]}
-    right = TraceSource(str(new), attrs, streams)
-    if hdf5:
-        # h5py takes long to load, and most repairs do not need it.
-        from gtrace.trace.hdf5 import write_hdf5
-
-        write_hdf5(right, new)
-    else:
-        write_zarr(right, str(new), sharded=False)
 
 
 def _free_backup(place: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace.choose import choose_infos
-from gtrace.trace.files import HDF5_SUFFIXES, beside, check_place, disk_bytes, move_in, remove
+from gtrace.trace.files import HDF5_SUFFIXES, check_place, disk_bytes, move_in, new_beside
 from gtrace.trace.format import SKETCH
 from gtrace.trace.reader import Trace, open_source, open_trace
 from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from gtrace.trace.format import StreamKey
     from gtrace.trace.reader import TensorInfo
+    from gtrace.trace.source import TraceSource
     from gtrace.trace.writer import TraceWriter
 
 
@@ -62,25 +63,28 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
             raise OutputExistsError(f"{out}: is the trace itself; leave out -o to replace it")
         if target != place:
             check_place(target, force=force, is_trace=is_gtrace_zarr)
-        new = beside(target, "pack")
         try:
-            remove(new)
-            if not is_hdf5(target):
-                write_zarr(source, str(new), sharded=True)
-            else:
-                # h5py takes long to load.
-                from gtrace.trace.hdf5 import write_hdf5
-
-                write_hdf5(source, new)
-            with Trace(open_source(new)) as written:
-                if written.fingerprint != Trace(source).fingerprint:
-                    raise TraceError(f"{new}: reads back differently; the disk is at fault, and {path} is unchanged")
-            move_in(new, target, force=force or target == place)
+            with new_beside(target, "pack") as new:
+                write_source(source, new, hdf5=is_hdf5(target), sharded=True)
+                with Trace(open_source(new)) as written:
+                    if written.fingerprint != Trace(source).fingerprint:
+                        why = "reads back differently; the disk is at fault"
+                        raise TraceError(f"{new}: {why}, and {path} is unchanged")
+                move_in(new, target, force=force or target == place)
         except OSError as error:
             raise TraceError(f"{target}: cannot be written ({error.strerror or error})") from error
-        finally:
-            remove(new)
     return target if out is None else Path(out)
+
+
+def write_source(source: TraceSource, new: Path, *, hdf5: bool, sharded: bool) -> None:
+    """Write a finished trace as a new HDF5 file, or as a Zarr folder in shards or in a writer's chunks."""
+    if hdf5:
+        # h5py takes long to load, and most traces do not need it.
+        from gtrace.trace.hdf5 import write_hdf5
+
+        write_hdf5(source, new)
+    else:
+        write_zarr(source, str(new), sharded=sharded)
 
 
 #: attributes of a trace that describe its own file

@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 import time
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
@@ -18,7 +18,6 @@ from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from types import TracebackType
 
 #: what the name of an HDF5 trace ends in
 HDF5_SUFFIXES = (".h5", ".hdf5")
@@ -224,7 +223,7 @@ def words_of(error: Exception) -> str | None:
     return os.strerror(number) if number else None
 
 
-class Storing:
+class Storing(AbstractContextManager["Storing"]):
     """A block that writes to a trace: system errors become a TraceError.
 
     A class, because every tensor of every step enters it: a generator would take several times as long.
@@ -238,12 +237,7 @@ class Storing:
         #: A write failed, so a part of the trace may be missing.
         self.failed = False
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, (OSError, RuntimeError)):
             self.failed = True
             raise write_error(self._path, error) from error
@@ -278,6 +272,17 @@ def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) ->
 def beside(path: Path, purpose: str) -> Path:
     """A hidden name next to ``path`` that only this process uses, on the same file system."""
     return path.with_name(f"{_beside_prefix(path)}{purpose}-{os.getpid()}")
+
+
+@contextmanager
+def new_beside(path: Path, purpose: str) -> Iterator[Path]:
+    """A name from :func:`beside` for a new file or folder, which is deleted after the block if it is still there."""
+    new = beside(path, purpose)
+    try:
+        remove(new)
+        yield new
+    finally:
+        remove(new)
 
 
 def _beside_prefix(path: Path) -> str:

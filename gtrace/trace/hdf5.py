@@ -18,7 +18,7 @@ import numpy as np
 
 from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.files import beside, check_room, move_in, parse_json, remove, words_of, write_error
+from gtrace.trace.files import check_room, move_in, new_beside, parse_json, words_of, write_error
 from gtrace.trace.format import DIMENSION_SUFFIX, StreamKey
 from gtrace.trace.journal import hold
 from gtrace.trace.sketches import stored_bytes
@@ -377,17 +377,16 @@ class Hdf5Sink(ZarrSink):
         Raises:
             TraceError: there is not enough room, or ``beat`` wants no more; the folder stays, with all committed steps.
         """
-        new = beside(self._path, "partial")
         try:
-            super().close(attrs, beat)
-            write_hdf5(open_zarr(self._path), new, beat)
-            move_in(new, self._path, force=True)
+            with new_beside(self._path, "partial") as new:
+                super().close(attrs, beat)
+                write_hdf5(open_zarr(self._path), new, beat)
+                move_in(new, self._path, force=True)
         except (OSError, RuntimeError) as error:
             failure = write_error(self._path, error)
             raise TraceError(
                 f"{failure}; committed steps are kept as a folder; `gtrace trace check --repair` makes it a file"
             ) from error
         finally:
-            remove(new)
             if self._held is not None:
                 os.close(self._held)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable
-from gtrace.trace.files import HDF5_SUFFIXES, beside, check_place, clear_leftovers, move_in, remove
+from gtrace.trace.files import HDF5_SUFFIXES, check_place, clear_leftovers, move_in, new_beside
 from gtrace.trace.foreign import READERS, is_zarr, join_name
 from gtrace.trace.format import KINDS
 from gtrace.trace.guard import Guard
@@ -382,14 +382,12 @@ def import_trace(
             "numpy": np.__version__,
         }
         clear_leftovers(place)
-        folder = beside(place, "import")
-        remove(folder)
-        try:
-            folder.mkdir()
-        except OSError as error:
-            raise TraceError(f"{output}: cannot be written ({error.strerror})") from error
-        new = folder / place.name
-        try:
+        with new_beside(place, "import") as folder:
+            try:
+                folder.mkdir()
+            except OSError as error:
+                raise TraceError(f"{output}: cannot be written ({error.strerror})") from error
+            new = folder / place.name
             try:
                 with create_trace(new, attrs={"imported": provenance}) as writer:
                     _write(guard, writer, survey, rules, folder, progress)
@@ -399,8 +397,6 @@ def import_trace(
                 raise
             names, nonfinite = _look(new)
             move_in(new, place, force=force)
-        finally:
-            remove(folder)
     return Imported(
         output=Path(output),
         steps=tuple(sorted(survey.groups)),

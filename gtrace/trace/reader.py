@@ -9,9 +9,10 @@ import os
 import stat
 import threading
 from collections import OrderedDict
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from os import PathLike
     from pathlib import Path
-    from types import TracebackType
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -168,7 +168,7 @@ class _Decoded(NamedTuple):
     verified: set[int]
 
 
-class Trace(Tabular):
+class Trace(Tabular, AbstractContextManager["Trace"]):
     """A trace opened for reading: the steps that were committed when it was opened.
 
     Safe to use from several threads. If a name occurs in several places (kinds of gradient, optimizers,
@@ -506,12 +506,7 @@ class Trace(Tabular):
             self._cached = 0
         self._source.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -24,11 +24,10 @@ from gtrace.trace.zarr import (
     WRITERS,
     ZarrSink,
     attributes_of,
-    group_document,
     make_group,
     read_node,
     start_folder,
-    write_json,
+    write_group,
     write_root,
 )
 
@@ -90,8 +89,6 @@ def join_trace(
         raise UsageError(f"{path}: several processes can write only Zarr; the name must end in .zarr")
     launchers = {LAUNCHERS: [launcher]} if launcher else {}
     start = root_attrs({**(attrs or {}), RUN: run, WRITERS: writers, **launchers})
-    if not place.parent.is_dir():
-        raise UsageError(f"{path}: the folder {place.parent} does not exist; create it or choose another place")
     try:
         with _locked(place):
             if belongs_to(place, run) and not (first and _is_earlier(place, rank, writers)):
@@ -153,14 +150,14 @@ class _SharedSink(ZarrSink):
         final = {**attrs, "rank": self._rank}
         self.check_place()
         # First, as long as there is room: if the disk is full, rows stay in journals.
-        write_json(place, group_document({**final, "status": "writing"}))
+        write_group(place, {**final, "status": "writing"})
         try:
             self.cut(beat)
         except OSError:
             final["status"] = "interrupted"
             raise
         finally:
-            write_json(place, group_document(final))
+            write_group(place, final)
             with _locked(self._path):
                 _settle(self._path, attrs[RUN], None)
 
@@ -225,7 +222,7 @@ def _reopen(path: Path, writers: int, launcher: str | None) -> None:
     if launcher and launcher not in _launchers(attrs):
         new[LAUNCHERS] = [*_launchers(attrs), launcher]
     if new != attrs:
-        write_json(str(path), group_document(new))
+        write_group(str(path), new)
 
 
 def _free_rank(path: Path, rank: int | None, writers: int) -> int:
@@ -257,7 +254,7 @@ def _settle(path: Path, run: str, status: Literal["complete", "interrupted"] | N
         write_root(str(path), final, _gathered(path))
     else:
         # A process was killed, or outlives its launcher: its metadata may still change.
-        write_json(str(path), group_document(final))
+        write_group(str(path), final)
 
 
 def _gathered(path: Path) -> dict[str, Any]:

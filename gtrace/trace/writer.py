@@ -10,31 +10,17 @@ import operator
 import os
 import threading
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from gtrace import __version__
 from gtrace.errors import UsageError, printable, suggest
+from gtrace.trace import format as layout
 from gtrace.trace.files import HDF5_SUFFIXES, Storing, write_error
-from gtrace.trace.format import (
-    EXTRAS,
-    FORMAT,
-    KINDS,
-    SCALARS,
-    SKETCH,
-    VALUES,
-    VERSION,
-    Rows,
-    StreamKey,
-    TensorSpec,
-    chunking,
-    encode_name,
-    go_on,
-    statistic_column,
-    statistics_of,
-)
+from gtrace.trace.format import EXTRAS, KINDS, SCALARS, SKETCH, Rows, StreamKey, TensorSpec, go_on
 from gtrace.trace.journal import refuse_living, together
 from gtrace.trace.rows import (
     SAMPLE,
@@ -52,7 +38,6 @@ from gtrace.trace.zarr import ZarrSink, start_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
-    from types import TracebackType
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -92,12 +77,8 @@ def attributes(given: Mapping[str, object], what: str) -> dict[str, Any]:
     return out
 
 
-def float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], list[int], str]:
-    """Flat float32 values, and the original shape and type.
-
-    Raises:
-        UsageError: the values are not real numbers.
-    """
+def _float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], list[int], str]:
+    """Flat float32 values, and the original shape and type."""
     array, kind = _of_torch(array)
     try:
         given = np.asarray(array)
@@ -123,24 +104,15 @@ def _of_torch(array: Any) -> tuple[Any, str]:
     return (tensor.float() if "float" in kind and kind not in ("float32", "float64") else tensor), kind
 
 
-def extras_of(given: Mapping[str, float], name: str) -> dict[str, float]:
-    """Further numbers about a gradient.
-
-    Raises:
-        UsageError: an unknown name.
-    """
+def _extras_of(given: Mapping[str, float], name: str) -> dict[str, float]:
     for what in given:
         if what not in EXTRAS:
             raise UsageError(f"tensor '{printable(name)}': unknown number '{what}'; {suggest(what, EXTRAS)}")
     return {what: float(value) for what, value in given.items()}
 
 
-def scalars_of(given: Mapping[str, float | None]) -> dict[str, float]:
-    """Every number about a step, NaN if it is not given; ``time`` is now by default.
-
-    Raises:
-        UsageError: an unknown name.
-    """
+def _scalars_of(given: Mapping[str, float | None]) -> dict[str, float]:
+    """Every number about a step, NaN if it is not given; ``time`` is now by default."""
     numbers = dict.fromkeys(SCALARS, math.nan) | {"time": time.time()}
     for name, value in given.items():
         if name not in numbers:
@@ -150,11 +122,11 @@ def scalars_of(given: Mapping[str, float | None]) -> dict[str, float]:
     return numbers
 
 
-class StreamState:
+class _StreamState:
     """The state of one stream: its tensors, its committed rows, and the pending row."""
 
     def __init__(self, kind: str) -> None:
-        self.columns: Mapping[str, ColumnType] = statistics_of(kind)
+        self.columns: Mapping[str, ColumnType] = layout.statistics_of(kind)
         self.specs: dict[str, TensorSpec] = {}
         self.rows = 0
         self.last_step = -1
@@ -164,11 +136,7 @@ class StreamState:
         self.sink: StreamSink | None = None
 
     def add(self, index: int, name: str, statistics: dict[str, float]) -> None:
-        """Record the numbers of a tensor in the pending row.
-
-        Raises:
-            UsageError: the stream's first row did not have one of them.
-        """
+        """Record the numbers of a tensor in the pending row."""
         for what in statistics:
             if what not in self.columns:
                 if self.rows:
@@ -190,24 +158,15 @@ class StreamState:
         return table
 
 
-def new_spec(
+def _new_spec(
     index: int, open_bytes: int, name: str, size: int, attrs: Mapping[str, object], first: int | None = None
 ) -> TensorSpec:
-    """How a tensor will be stored.
+    """How a tensor will be stored, with ``open_bytes`` in unfinished chunks of others.
 
-    Args:
-        index: its column.
-        open_bytes: bytes of unfinished chunks of the existing tensors.
-        name: its name.
-        size: elements, or bytes, of a row.
-        attrs: its attributes, ``shape`` and ``dtype`` at least.
-        first: bytes of its first row, if rows are sketches.
-
-    Raises:
-        UsageError: the name or an attribute cannot be stored.
+    Its rows have ``size`` elements; if they are sketches, ``size`` bytes at most, and the first one ``first`` bytes.
     """
     what = f"tensor '{printable(name)}'"
-    entry = encode_name(name)
+    entry = layout.encode_name(name)
     for key in ("name", "index"):
         if key in attrs:
             raise UsageError(f"{what}: attribute '{key}' is set by the trace itself")
@@ -218,17 +177,16 @@ def new_spec(
     if fault is not None:
         raise UsageError(f"{what}: {fault}")
     if first is None:
-        rows, elements = chunking(size)
+        rows, elements = layout.chunking(size)
     else:
         # A row is usually one chunk, and little of it is empty.
         rows, elements = 1, min(size, first + first // 4)
-    if rows > 1 and open_bytes + rows * elements * VALUES.itemsize > _OPEN_CHUNK_BYTES:
+    if rows > 1 and open_bytes + rows * elements * layout.VALUES.itemsize > _OPEN_CHUNK_BYTES:
         rows = 1
     return TensorSpec(index, name, entry, size, rows, elements, {"name": name, "index": index, **stored})
 
 
-def other_size(name: str, step: int, size: int, expected: int) -> UsageError:
-    """The error for a weight gradient that changes its size."""
+def _other_size(name: str, step: int, size: int, expected: int) -> UsageError:
     return UsageError(f"tensor '{printable(name)}', step {step}: {size} elements, but earlier steps have {expected}")
 
 
@@ -244,14 +202,14 @@ def root_attrs(given: Mapping[str, Any]) -> dict[str, Any]:
     stored = attributes(given, "trace")
     if SKETCH in stored:
         SketchPlan.read(stored[SKETCH])
-    own = {"format": FORMAT, "version": VERSION, "status": "writing", "gtrace_version": __version__}
+    own = {"format": layout.FORMAT, "version": layout.VERSION, "status": "writing", "gtrace_version": __version__}
     for key in given:
         if key in own:
             raise UsageError(f"attribute '{key}' is set by the trace itself")
     return own | stored
 
 
-class TraceWriter:
+class TraceWriter(AbstractContextManager["TraceWriter"]):
     """Writes a trace step by step: ``append`` gradients, then ``commit`` the step.
 
     After a commit the step is in the files: it survives the death of the process (not of the machine), and
@@ -268,7 +226,7 @@ class TraceWriter:
         self._sink = sink
         self._attrs = dict(attrs)
         self._plan = SketchPlan.read(attrs[SKETCH]) if SKETCH in attrs else None
-        self._streams: dict[StreamKey, StreamState] = {}
+        self._streams: dict[StreamKey, _StreamState] = {}
         self._keys: dict[tuple[int, str, int], StreamKey] = {}
         self._open_bytes = 0
         self._lock = threading.RLock()
@@ -319,8 +277,8 @@ class TraceWriter:
         with self._lock:
             key = self._key(kind, optimizer, rank)
             stream = self._stream(key)
-            values, shape, dtype = float32_values(array, name)
-            further = extras_of(numbers or {}, name)
+            values, shape, dtype = _float32_values(array, name)
+            further = _extras_of(numbers or {}, name)
             about = {"shape": shape, "dtype": dtype} | attrs
             capacity = about.pop("capacity", None)
             spec = stream.specs.get(name)
@@ -333,17 +291,13 @@ class TraceWriter:
                 return
             width, total = row_width(name, kind, values.size, n_total, capacity)
             if spec is None:
-                spec = new_spec(
-                    len(stream.specs),
-                    self._open_bytes,
-                    name,
-                    width,
-                    ({"sample": SAMPLE} if kind == "neural" else {}) | about,
-                )
+                if kind == "neural":
+                    about = {"sample": SAMPLE} | about
+                spec = _new_spec(len(stream.specs), self._open_bytes, name, width, about)
             if kind == "neural":
                 values = subsample(values, spec.size)
             elif spec.size != values.size:
-                raise other_size(name, step, values.size, spec.size)
+                raise _other_size(name, step, values.size, spec.size)
             statistics = row_statistics(values)._asdict()
             if kind == "neural":
                 statistics |= {"n_valid": values.size, "n_total": total}
@@ -441,7 +395,7 @@ class TraceWriter:
             table = stream.tables(part.stop)
             for name, (spec, values) in found.items():
                 if spec.sketched or values.shape != (part.stop, spec.size):
-                    raise other_size(name, steps[0], values.shape[1], spec.size)
+                    raise _other_size(name, steps[0], values.shape[1], spec.size)
                 table["present"][:, spec.index] = 1
                 for what, column in zip(RowStatistics._fields, rows_statistics(values), strict=True):
                     table[what][:, spec.index] = column
@@ -492,7 +446,7 @@ class TraceWriter:
             TraceError: the files cannot be written; the step is not committed.
         """
         with self._lock:
-            numbers = scalars_of(scalars)
+            numbers = _scalars_of(scalars)
             default = self._key(
                 "weight" if kind is None else kind,
                 0 if optimizer is None else optimizer,
@@ -560,16 +514,11 @@ class TraceWriter:
             try:
                 for key, stream in self._streams.items():
                     if stream.pending is not None:
-                        self._commit(key, stream, scalars_of({}))
+                        self._commit(key, stream, _scalars_of({}))
             finally:
                 self._finish(status, beat)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
             return
@@ -605,13 +554,13 @@ class TraceWriter:
         key = self._keys[rank, kind, optimizer] = StreamKey(int(rank), kind, int(optimizer))
         return key
 
-    def _stream(self, key: StreamKey) -> StreamState:
+    def _stream(self, key: StreamKey) -> _StreamState:
         stream = self._streams.get(key)
         if stream is None:
-            stream = self._streams[key] = StreamState(key.kind)
+            stream = self._streams[key] = _StreamState(key.kind)
         return stream
 
-    def _begin(self, key: StreamKey, stream: StreamState, step: int) -> None:
+    def _begin(self, key: StreamKey, stream: _StreamState, step: int) -> None:
         """Make ``step`` the pending one; an earlier pending step is complete now."""
         if stream.pending == step:
             return
@@ -620,10 +569,10 @@ class TraceWriter:
             came = f", and step {last} came before" if last >= 0 else ""
             raise UsageError(f"{self.path}: step {step}: steps must ascend from 0{came}")
         if stream.pending is not None:
-            self._commit(key, stream, scalars_of({}))
+            self._commit(key, stream, _scalars_of({}))
         stream.pending = int(step)
 
-    def _sink_of(self, key: StreamKey, stream: StreamState) -> StreamSink:
+    def _sink_of(self, key: StreamKey, stream: _StreamState) -> StreamSink:
         if stream.sink is None:
             stream.sink = self._sink.stream(key)
         return stream.sink
@@ -638,19 +587,18 @@ class TraceWriter:
         about: Mapping[str, object],
         further: Mapping[str, float],
     ) -> None:
-        """Add a row of sketches."""
         assert self._plan is not None
         stream = self._streams[key]
         data = row.pack(self._plan.mantissa)
         spec = stream.specs.get(name)
         if spec is None:
             about = {SKETCH: self._plan.describe(), **about}
-            spec = new_spec(len(stream.specs), self._open_bytes, name, self._plan.row_width(), about, first=data.size)
+            spec = _new_spec(len(stream.specs), self._open_bytes, name, self._plan.row_width(), about, first=data.size)
         statistics = row.statistics() | {"crc32c": checksum_bytes(data)}
         if key.kind == "neural":
             statistics |= {"n_valid": row.size, "n_total": total}
         elif (expected := int(values_of(spec.attrs, np.array([step]))[0])) != row.size:
-            raise other_size(name, step, row.size, expected)
+            raise _other_size(name, step, row.size, expected)
         self._put(key, step, spec, data, {**statistics, **further})
 
     def _put(
@@ -672,7 +620,7 @@ class TraceWriter:
         self.stored += values.nbytes
         stream.add(spec.index, spec.name, statistics)
 
-    def _commit(self, key: StreamKey, stream: StreamState, scalars: Mapping[str, float]) -> None:
+    def _commit(self, key: StreamKey, stream: _StreamState, scalars: Mapping[str, float]) -> None:
         assert stream.pending is not None
         numbers = {name: np.array([value]) for name, value in scalars.items()}
         rows = Rows(np.array([stream.pending], np.int64), numbers, stream.statistics())
@@ -711,8 +659,8 @@ class _MemoryStreamSink:
     def source(self, key: StreamKey) -> MemoryStream:
         records = self.records
         tables = {}
-        for name in records[0].statistics if records else statistics_of(key.kind):
-            column = statistic_column(name)
+        for name in records[0].statistics if records else layout.statistics_of(key.kind):
+            column = layout.statistic_column(name)
             tables[name] = np.full((len(records), len(self.specs)), column.fill, column.dtype)
             # A commit may have known fewer tensors.
             for row, record in enumerate(records):

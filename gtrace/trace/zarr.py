@@ -33,12 +33,11 @@ from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
 from gtrace.trace.files import (
     LOCAL,
-    beside,
     check_place,
     clear_leftovers,
     move_in,
+    new_beside,
     parse_json,
-    remove,
     write_beside,
     write_file,
     write_over,
@@ -541,10 +540,15 @@ def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
 
 
+def write_group(folder: str, attributes: Mapping[str, Any]) -> None:
+    """Write the metadata of a group."""
+    write_json(folder, group_document(attributes))
+
+
 def make_group(folder: str, attributes: Mapping[str, Any]) -> None:
     """Make a folder with a group's metadata."""
     os.mkdir(folder)
-    write_json(folder, group_document(attributes))
+    write_group(folder, attributes)
 
 
 def _make_stream(root: str, key: StreamKey) -> str:
@@ -809,12 +813,9 @@ def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
     """Put an empty trace in its place at once; errors as in ``check_place`` and ``move_in``."""
     check_place(path, force=force, is_trace=is_gtrace_zarr)
     clear_leftovers(path)
-    started = beside(path, "partial")
-    try:
+    with new_beside(path, "partial") as started:
         make_group(str(started), attrs)
         move_in(started, path, force=force)
-    finally:
-        remove(started)
 
 
 class ZarrSink:
@@ -834,7 +835,7 @@ class ZarrSink:
         """Cut the arrays to the committed rows and store the final attributes."""
         self.check_place()
         # First, as long as there is room: if the disk is full, rows stay in journals.
-        write_json(str(self._path), group_document({**attrs, "status": "interrupted"}))
+        write_group(str(self._path), {**attrs, "status": "interrupted"})
         write_root(str(self._path), attrs, self.cut(beat))
 
     def check_place(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from gtrace.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -268,39 +268,19 @@ def table_forms(statistics: Iterable[str], tensors: int) -> list[ArrayForm]:
     ]
 
 
-class Record(NamedTuple):
-    """The content of a commit about one row of a stream.
-
-    Attributes:
-        step: the training step.
-        scalars: name -> value, for every name in ``format.SCALARS``.
-        statistics: name -> one value per tensor that the stream knows so far: the names of ``format.statistics_of``,
-            and those ``format.EXTRAS`` that every record of the stream has.
-    """
-
-    step: int
-    scalars: Mapping[str, float]
-    statistics: Mapping[str, NDArray[Any]]
-
-
 class Rows(NamedTuple):
     """The content of a commit about consecutive rows of a stream.
 
     Attributes:
         steps: int64[n], the training steps.
         scalars: name -> float64[n], for every name in ``format.SCALARS``.
-        statistics: name -> (n, tensors known so far), with the names of :class:`Record`.
+        statistics: name -> (n, tensors that the stream knows so far): the names of ``format.statistics_of``, and those
+            ``format.EXTRAS`` that every commit of the stream has.
     """
 
     steps: NDArray[np.int64]
     scalars: Mapping[str, NDArray[np.float64]]
     statistics: Mapping[str, NDArray[Any]]
-
-    def each(self) -> Iterator[Record]:
-        """One row after the other."""
-        for row, step in enumerate(self.steps.tolist()):
-            scalars = {name: float(values[row]) for name, values in self.scalars.items()}
-            yield Record(step, scalars, {name: values[row] for name, values in self.statistics.items()})
 
 
 class StreamSink(Protocol):

@@ -309,11 +309,6 @@ class ImportRules:
     kind: str = "weight"
     readers: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def every_reader(self) -> Mapping[str, str]:
-        """All readers, including those of gtrace."""
-        return {**READERS, **self.readers}
-
     def gradients(self, file: SourceFile, opened: GuardedFile, *, rows: bool) -> Iterator[tuple[str, Entry]]:
         """Names and arrays of the chosen tensors in a file."""
         real = [entry for entry in opened.entries if entry.is_real]
@@ -366,12 +361,13 @@ def import_trace(
     if rules.kind not in KINDS:
         raise UsageError(f"kind '{printable(rules.kind)}': choose weight or neural")
     check_place(place, force=force, is_trace=is_gtrace_zarr)
-    found, ignored = find_files([Path(source) for source in sources], rules.every_reader)
+    readers = {**READERS, **rules.readers}
+    found, ignored = find_files([Path(source) for source in sources], readers)
     if rules.pattern is None:
         placed, numbering = place_by_name(found, step_axis=rules.step_axis)
     else:
         placed, numbering = place_by_pattern(found, rules.pattern)
-    used = {file.suffix: rules.every_reader[file.suffix] for file in placed}
+    used = {file.suffix: readers[file.suffix] for file in placed}
     with Guard([file.path for file in placed], used) as guard:
         survey = _survey(guard, placed, numbering, rules)
         provenance = {

@@ -23,7 +23,7 @@ import numpy as np
 from gtrace.errors import OutputExistsError, TraceError, printable
 from gtrace.trace import format as layout
 from gtrace.trace.files import write_beside
-from gtrace.trace.format import Record
+from gtrace.trace.format import Rows
 from gtrace.trace.rows import checksum_bytes
 
 if TYPE_CHECKING:
@@ -122,12 +122,12 @@ class JournalWriter:
         if os.stat(self._path).st_ino != self._inode:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path)
 
-    def append(self, row: int, record: Record, values: Sequence[NDArray[np.float32]]) -> None:
+    def append(self, row: int, record: Rows, values: Sequence[NDArray[np.float32]]) -> None:
         """Commit a row. It counts once the whole entry is in the file.
 
         Args:
             row: number of the row; if it does not follow the last one, rows before it are in chunk files.
-            record: its numbers.
+            record: its numbers, those of one row.
             values: little-endian values of the tensors that are present and ``in_journal``, by index.
 
         Raises:
@@ -137,11 +137,10 @@ class JournalWriter:
         if row != self._next:
             self.restart(row)
         self.trim()
-        scalars = np.array([record.scalars[name] for name in layout.SCALARS], layout.SCALAR.dtype)
+        scalars = np.concatenate([record.scalars[name] for name in layout.SCALARS], dtype=layout.SCALAR.dtype)
         tables = [np.ascontiguousarray(record.statistics[name], c.dtype) for name, c in self._columns.items()]
-        table = b"".join(
-            (_FIXED.pack(row, record.step, tables[0].size), scalars.tobytes(), *(table.tobytes() for table in tables))
-        )
+        table = _FIXED.pack(row, record.steps[0], tables[0].size)
+        table += b"".join(one.tobytes() for one in (scalars, *tables))
         length = sum(array.nbytes for array in values)
         entry = _ENTRY.pack(_MAGIC, checksum_bytes(table), len(table), length) + table
         self._torn = True
@@ -243,7 +242,7 @@ class JournalEntry(NamedTuple):
     """
 
     row: int
-    record: Record
+    record: Rows
     values: memoryview
 
 
@@ -291,7 +290,7 @@ def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceE
     return entries
 
 
-def _read_table(table: memoryview, crc: int, row: int, columns: Mapping[str, layout.ColumnType]) -> Record | None:
+def _read_table(table: memoryview, crc: int, row: int, columns: Mapping[str, layout.ColumnType]) -> Rows | None:
     """The record in the table of an entry, None if it is damaged."""
     head = _FIXED.size + 8 * len(layout.SCALARS)
     if len(table) < head or checksum_bytes(np.frombuffer(table, np.uint8)) != crc:
@@ -302,9 +301,9 @@ def _read_table(table: memoryview, crc: int, row: int, columns: Mapping[str, lay
     scalars = np.frombuffer(table, layout.SCALAR.dtype, len(layout.SCALARS), _FIXED.size)
     statistics, place = {}, head
     for name, column in columns.items():
-        statistics[name] = np.frombuffer(table, column.dtype, tensors, place)
+        statistics[name] = np.frombuffer(table, column.dtype, tensors, place)[None]
         place += tensors * column.dtype.itemsize
-    return Record(step, dict(zip(layout.SCALARS, scalars.tolist(), strict=True)), statistics)
+    return Rows(np.array([step]), dict(zip(layout.SCALARS, scalars[:, None], strict=True)), statistics)
 
 
 class JournalRows:
@@ -366,6 +365,6 @@ class JournalRows:
         return np.frombuffer(self.entries[row - self.base].values[start:stop], layout.VALUES)
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[Rows]:
         """The records of these rows."""
         return [entry.record for entry in self.entries]

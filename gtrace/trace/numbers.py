@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import Record, StreamKey
+    from gtrace.trace.format import StreamKey
     from gtrace.trace.reader import Trace
 
 
@@ -38,21 +38,21 @@ def numbers_of(key: StreamKey, names: Sequence[str], rows: Rows) -> Iterator[tup
     kind, optimizer = key.kind if key.kind != "weight" else "", f"opt{key.optimizer}" if key.optimizer else ""
     start = "/".join(filter(None, ("gtrace/capture", kind, optimizer)))
     layers = [name.rpartition(".")[0] or name for name in names]
-    for one in rows.each():
-        numbers = {name: one.scalars[name] for name in ("loss", "lr", "clip_norm")}
-        energies, variances = _energies(one), _variances(one)
+    energies, variances = _energies(rows), _variances(rows)
+    for row, step in enumerate(rows.steps.tolist()):
+        numbers = {name: float(rows.scalars[name][row]) for name in ("loss", "lr", "clip_norm")}
         parts: dict[str, float] = defaultdict(float)
-        there = np.flatnonzero(one.statistics["present"])
+        there = np.flatnonzero(rows.statistics["present"][row])
         for column in there.tolist():
-            parts[layers[column]] += float(energies[column])
+            parts[layers[column]] += float(energies[row, column])
         energy = math.fsum(parts.values())
         numbers["norm"] = math.sqrt(energy)
         for layer, part in parts.items():
             numbers[f"norm/{layer}"] = math.sqrt(part)
             numbers[f"energy_share/{layer}"] = part / energy if 0 < energy < math.inf else math.nan
         if variances is not None and 0 < energy < math.inf:
-            numbers["noise_share"] = float(variances[there].sum()) / energy
-        yield {f"{start}/{name}": value for name, value in numbers.items()}, one.step
+            numbers["noise_share"] = float(variances[row, there].sum()) / energy
+        yield {f"{start}/{name}": value for name, value in numbers.items()}, step
 
 
 def numbers_of_trace(trace: Trace) -> Iterator[tuple[dict[str, float], int]]:
@@ -76,19 +76,19 @@ def numbers_of_trace(trace: Trace) -> Iterator[tuple[dict[str, float], int]]:
         yield from numbers_of(key, names, Rows(steps, scalars, table))
 
 
-def _energies(one: Record) -> NDArray[np.float64]:
+def _energies(rows: Rows) -> NDArray[np.float64]:
     """Squared norms of the gradients, infinite where a value is not finite; of one stored in part, the whole one's."""
-    stored, whole = one.statistics["norm2"], one.statistics.get("whole_norm2")
+    stored, whole = rows.statistics["norm2"], rows.statistics.get("whole_norm2")
     found = stored if whole is None else np.where(np.isnan(whole), stored, whole)
-    return np.where(one.statistics["nonfinite"] > 0, math.inf, found)
+    return np.where(rows.statistics["nonfinite"] > 0, math.inf, found)
 
 
-def _variances(one: Record) -> NDArray[np.float64] | None:
+def _variances(rows: Rows) -> NDArray[np.float64] | None:
     """What :func:`gtrace.noise.noise_of_sum` estimates, in numpy alone: training must not load the kernels for it."""
-    if "replicas" not in one.statistics:
+    if "replicas" not in rows.statistics:
         return None
-    count, norm2, sum_norm2 = (one.statistics[f"replicas{what}"] for what in ("", "_norm2", "_sum_norm2"))
+    count, norm2, sum_norm2 = (rows.statistics[f"replicas{what}"] for what in ("", "_norm2", "_sum_norm2"))
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = count / (count - 1) * np.maximum(0.0, norm2 - sum_norm2 / count)
-        scale = np.where(sum_norm2 > 0, _energies(one) / sum_norm2, 1.0)
+        scale = np.where(sum_norm2 > 0, _energies(rows) / sum_norm2, 1.0)
         return np.where(count >= 2, variance * scale, math.nan)

@@ -296,11 +296,6 @@ def sample_indices(total: int, count: int, seed: int = SEED) -> NDArray[np.int64
     return indices
 
 
-def subsample(values: NDArray[np.float32], capacity: int) -> NDArray[np.float32]:
-    """The values, or a sample of them if there are more than ``capacity``."""
-    return values if values.size <= capacity else values[sample_indices(values.size, capacity)]
-
-
 def row_width(name: str, kind: str, size: int, n_total: int | None, capacity: object) -> tuple[int, int]:
     """Width of the row of a tensor that appears with ``size`` elements, and the gradient's number of elements.
 

@@ -29,7 +29,7 @@ from gtrace.trace.rows import (
     row_statistics,
     row_width,
     rows_statistics,
-    subsample,
+    sample_indices,
 )
 from gtrace.trace.sketches import SketchPlan, SketchRow, values_of
 from gtrace.trace.source import MemoryStream, TraceSource, attribute_fault
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.format import Beat, ColumnType, Record, StreamSink, TraceSink
+    from gtrace.trace.format import Beat, ColumnType, StreamSink, TraceSink
 
 #: dtype -> its name; numpy makes one each time it is asked
 _name_of: Callable[[np.dtype[Any]], str] = functools.cache(operator.attrgetter("name"))
@@ -295,7 +295,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                     about = {"sample": SAMPLE} | about
                 spec = _new_spec(len(stream.specs), self._open_bytes, name, width, about)
             if kind == "neural":
-                values = subsample(values, spec.size)
+                if values.size > spec.size:
+                    values = values[sample_indices(values.size, spec.size)]
             elif spec.size != values.size:
                 raise _other_size(name, step, values.size, spec.size)
             statistics = row_statistics(values)._asdict()
@@ -638,7 +639,7 @@ class _MemoryStreamSink:
 
     def __init__(self) -> None:
         self.specs: list[TensorSpec] = []
-        self.records: list[Record] = []
+        self.commits: list[Rows] = []
         self.rows: dict[tuple[int, int], NDArray[Any]] = {}
 
     def add_tensor(self, spec: TensorSpec) -> None:
@@ -654,28 +655,26 @@ class _MemoryStreamSink:
             self.rows.pop((spec.index, row), None)
 
     def commit(self, row: int, rows: Rows) -> None:
-        self.records.extend(rows.each())
+        self.commits.append(rows)
 
     def source(self, key: StreamKey) -> MemoryStream:
-        records = self.records
-        tables = {}
-        for name in records[0].statistics if records else layout.statistics_of(key.kind):
-            column = layout.statistic_column(name)
-            tables[name] = np.full((len(records), len(self.specs)), column.fill, column.dtype)
-            # A commit may have known fewer tensors.
-            for row, record in enumerate(records):
-                tables[name][row, : record.statistics[name].size] = record.statistics[name]
-        return MemoryStream(
-            key,
-            np.array([record.step for record in records], np.int64),
-            self.specs,
-            {name: np.array([record.scalars[name] for record in records], np.float64) for name in SCALARS},
-            tables,
-            lambda spec, row: (row, self.rows[spec.index, row][None]),
-        )
+        commits, tables = self.commits, {}
+        steps = np.concatenate([np.empty(0, np.int64), *(one.steps for one in commits)])
+        scalars = {name: np.concatenate([np.empty(0), *(one.scalars[name] for one in commits)]) for name in SCALARS}
+        for name in commits[0].statistics if commits else layout.statistics_of(key.kind):
+            column, row = layout.statistic_column(name), 0
+            tables[name] = np.full((steps.size, len(self.specs)), column.fill, column.dtype)
+            for one in commits:
+                known = one.statistics[name]  # perhaps of fewer tensors
+                tables[name][row : row + len(known), : known.shape[1]] = known
+                row += len(known)
+        return MemoryStream(key, steps, self.specs, scalars, tables, self._read)
+
+    def _read(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        return row, self.rows[spec.index, row][None]
 
 
-class MemorySink:
+class _MemorySink:
     """A trace that stays in memory: for sweeps over arrays and for tests."""
 
     def __init__(self, attrs: Mapping[str, Any]) -> None:
@@ -708,7 +707,7 @@ def source_of(
         for step, array in rows.items():
             by_step.setdefault(step, {})[name] = array
     start = root_attrs(attrs)
-    sink = MemorySink(start)
+    sink = _MemorySink(start)
     with TraceWriter(sink, "(in memory)", start) as writer:
         for step in sorted(by_step):
             for name, array in by_step[step].items():

@@ -335,8 +335,8 @@ class _ZarrStream(Stream):
         entries = parse_journal(files.read(where, MAX_BYTES) or b"", key.kind, where, tolerate)
         steps = self._read_steps()
         self._journal = JournalRows(entries, steps.size, where, tolerate)
-        late = np.array([record.step for record in self._journal.records], np.int64)
-        self.steps = self._committed(folder, np.concatenate((steps, late)))
+        late = [record.steps for record in self._journal.records]
+        self.steps = self._committed(folder, np.concatenate((steps, *late)))
         #: rows that are in chunks
         self._base = min(steps.size, self.steps.size)
         self._journal.cut(self.steps.size)
@@ -393,7 +393,7 @@ class _ZarrStream(Stream):
 
     def scalar(self, name: str) -> NDArray[np.float64]:
         out = np.full(self.steps.size, np.nan)
-        out[self._base :] = [record.scalars[name] for record in self._journal.records]
+        out[self._base :] = [record.scalars[name][0] for record in self._journal.records]
         if self._base:
             array = self._table(name, 1, layout.SCALAR)
             out[: self._base] = array.table(self._base, 1, np.nan, name)[:, 0]
@@ -406,7 +406,7 @@ class _ZarrStream(Stream):
             early = array.table(self._base, min(array.shape[1], self._columns), column.fill, name)
             table[: self._base, : early.shape[1]] = early
         for row, record in enumerate(self._journal.records, self._base):
-            values = record.statistics.get(name, np.empty(0))[: self._columns]
+            values = record.statistics.get(name, np.empty((1, 0)))[0, : self._columns]
             table[row, : values.size] = values
         return table
 
@@ -743,10 +743,9 @@ class _ZarrStreamSink:
             if journal.full:
                 self._flush()
                 journal.restart(row)
-            record = next(rows.each())
-            present = np.flatnonzero(record.statistics["present"]).tolist()
+            present = np.flatnonzero(rows.statistics["present"]).tolist()
             short = [self._tensors[index] for index in present if in_journal(self._specs[index])]
-            journal.append(row, record, [array.open_row(row) for array in short if isinstance(array, _OpenRows)])
+            journal.append(row, rows, [array.open_row(row) for array in short if isinstance(array, _OpenRows)])
             self._put_tables(row, rows)
         else:
             journal.check_place()

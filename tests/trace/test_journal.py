@@ -10,7 +10,7 @@ from helpers_trace import check_gradients, loss, write_steps
 from gtrace.errors import TraceError
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace import format as layout
-from gtrace.trace.format import Record, TensorSpec
+from gtrace.trace.format import Rows, TensorSpec
 from gtrace.trace.journal import _ENTRY, JournalRows, JournalWriter, hold, is_held, parse_journal
 
 
@@ -54,7 +54,7 @@ def test_an_append_to_the_journal_that_was_cut_off_is_made_good(tmp_path, monkey
 
 
 NAMES = list(layout.STATISTICS)
-SCALARS = dict.fromkeys(layout.SCALARS, 0.5)
+SCALARS = dict.fromkeys(layout.SCALARS, np.array([0.5]))
 
 
 def spec(index, size=3, chunk_rows=64):
@@ -64,7 +64,7 @@ def spec(index, size=3, chunk_rows=64):
 def record(step, tensors, absent=()):
     statistics = {name: np.arange(tensors).astype(column.dtype) for name, column in layout.STATISTICS.items()}
     statistics["present"] = np.array([index not in absent for index in range(tensors)], np.uint8)
-    return Record(step, SCALARS, statistics)
+    return Rows(np.array([step]), SCALARS, {name: table[None] for name, table in statistics.items()})
 
 
 def values(row, tensors, size=3):

@@ -337,9 +337,7 @@ def capture_options(
     Args:
         path: the trace to write.
         settings: what to record; the defaults if None.
-        run: see :class:`CaptureOptions`.
-        launcher: see :class:`CaptureOptions`.
-        first: see :class:`CaptureOptions`.
+        run, launcher, first: see :class:`CaptureOptions`.
 
     Raises:
         UsageError: a setting is not valid, two exclude each other, or no trace can be made at ``path``.

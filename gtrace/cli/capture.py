@@ -270,25 +270,17 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _run_cell(shell: Any, line: str, cell: str) -> None:
-    chosen = _reported(shell, lambda: _read.main(shlex.split(line), prog_name=_read.name, standalone_mode=False))
-    if not isinstance(chosen, tuple):
-        return  # --help, or a mistake
-    path, settings = chosen
-    arguments = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
-    block = _reported(shell, lambda: capture(path, **arguments))  # type: ignore[operator]
-    with block as session:
-        done = shell.run_cell(cell)
-        status = "complete" if done.success else "interrupted"
-        session.finish(status)
-    print_line(f"gtrace: {result_text(session.settle(status), path)}")
-
-
-def _reported(shell: Any, function: Callable[[], Any]) -> Any:
     try:
-        return function()
+        chosen = _read.main(shlex.split(line), prog_name=_read.name, standalone_mode=False)
+        if not isinstance(chosen, tuple):
+            return  # --help
+        path, settings = chosen
+        with capture(path, **vars(settings)) as session:  # type: ignore[operator]
+            done = shell.run_cell(cell)
+            status = "complete" if done.success else "interrupted"
+            session.finish(status)
+        print_line(f"gtrace: {result_text(session.settle(status), path)}")
     except click.ClickException as error:
-        message = error.format_message()
+        shell.show_usage_error(error.format_message())
     except GtraceError as error:
-        message = str(error)
-    shell.show_usage_error(message)
-    return None
+        shell.show_usage_error(str(error))

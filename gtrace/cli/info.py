@@ -94,7 +94,6 @@ def _follow(settings: InfoSettings, trace: Path | str) -> None:
 
 
 def _document(trace: Trace, run: RunHistory) -> dict[str, Any]:
-    """Everything as JSON values."""
     return {
         **pick(trace, "path", "status", "fingerprint"),
         "attrs": dict(trace.attrs),

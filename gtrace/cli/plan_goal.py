@@ -138,7 +138,6 @@ class TimeLimit:
         return Budget("bits", low, self.said)
 
     def seconds(self, plan: Plan) -> float:
-        """Seconds of a step with a plan."""
         sizes, bits = [row.elements for row in plan.tensors], [row.bits for row in plan.tensors]
         return self._time(sizes, bits)
 

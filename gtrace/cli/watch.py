@@ -319,7 +319,6 @@ class Footer:
 
     @property
     def width(self) -> int:
-        """Characters of a line."""
         return os.get_terminal_size(self._terminal).columns
 
     def draw(self, lines: list[str]) -> None:

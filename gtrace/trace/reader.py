@@ -412,10 +412,8 @@ class Trace(Tabular, AbstractContextManager["Trace"]):
         """Stored sketches of a tensor at a step, with the numbers about them.
 
         Args:
-            name: see :meth:`read`.
-            step: see :meth:`read`.
+            name, step, where: see :meth:`read`.
             specs: which of the tensor's ``sketches``; empty for the numbers alone.
-            **where: see :meth:`read`.
 
         Raises:
             UsageError: as in :meth:`read`, or one of the sketches is not stored.

@@ -319,16 +319,11 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         """Add sketches of a gradient to a step, in a trace that was created with ``sketch``.
 
         Args:
-            step: see ``append``.
-            name: see ``append``.
+            step, name, kind, optimizer, rank, attrs: see ``append``.
             row: the sketches that the trace keeps, in their order; of the values of this step, or of this one and
                 those after it that are merged with it.
             shape: shape of the gradient at one step.
-            kind: see ``append``.
-            optimizer: see ``append``.
-            rank: see ``append``.
             n_total: (neural) number of elements of the gradients, if not all of them were summarized.
-            **attrs: see ``append``.
 
         Raises:
             UsageError: as in ``append``, or other sketches than the trace stores.
@@ -370,9 +365,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             tensors: name -> float32 (steps, elements), each row contiguous, of tensors that the stream has already.
             scalars: see ``commit``; one number per step, NaN if unknown.
             about: name -> number of ``append`` -> one per step; of all tensors that have any.
-            kind: see ``append``.
-            optimizer: see ``append``.
-            rank: see ``append``.
+            kind, optimizer, rank: see ``append``.
             last: no step of the stream is expected to follow, so none of these goes through the journal.
 
         Returns:
@@ -436,9 +429,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
 
         Args:
             step: the step of the appended gradients.
-            kind: see ``append``.
-            optimizer: see ``append``.
-            rank: see ``append``.
+            kind, optimizer, rank: see ``append``.
             **scalars: ``loss``, ``lr``, ``grad_scale``, ``found_inf``, ``clip_norm``, ``micro_batches``,
                 ``time`` (seconds since 1970; by default now). None means unknown.
 
@@ -675,22 +666,19 @@ class _MemoryStreamSink:
 
 
 class _MemorySink:
-    """A trace that stays in memory: for sweeps over arrays and for tests."""
+    """A trace that stays in memory."""
 
     def __init__(self, attrs: Mapping[str, Any]) -> None:
         self._attrs = attrs
         self._streams: dict[StreamKey, _MemoryStreamSink] = {}
 
     def stream(self, key: StreamKey) -> StreamSink:
-        """A new stream."""
         return self._streams.setdefault(key, _MemoryStreamSink())
 
     def close(self, attrs: Mapping[str, Any], _beat: Beat = go_on) -> None:
-        """Keep the final attributes."""
         self._attrs = attrs
 
     def source(self) -> TraceSource:
-        """The committed part as a source."""
         return TraceSource("(in memory)", self._attrs, [sink.source(key) for key, sink in self._streams.items()])
 
 

@@ -247,7 +247,6 @@ class _ArrayFile:
         raise self._fault("its shards are not those of a trace")
 
     def _file(self, place: tuple[int, ...]) -> str:
-        """The file that holds a chunk."""
         outer = map(floordiv, place, self._counts) if self._counts else place
         return os.path.join(self.folder, "c." + ".".join(map(str, outer)))
 
@@ -769,7 +768,6 @@ class _ZarrStreamSink:
         return JournalWriter(os.path.join(self._folder, "step"), names)
 
     def _flush(self, beat: Beat = layout.go_on) -> None:
-        """Put all rows into chunk files."""
         # ``step`` comes last.
         for array in (*self._tensors, *self._tables.values()):
             array.flush()

@@ -222,11 +222,7 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
 
 
 def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
-    """The rows of a sweep that a plan may look at: of the methods, tensors and steps asked for.
-
-    Raises:
-        UsageError: none is left, or an option that is about a trace alone.
-    """
+    """The rows of a sweep that a plan may look at: of the methods, tensors and steps asked for."""
     from gtrace.codecs import codec, split_specs
 
     for name in ("formats", "sparsity", "keep", "kind"):

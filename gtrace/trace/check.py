@@ -208,11 +208,7 @@ def _verified(
     stored: NDArray[Any],
     tables: dict[str, NDArray[Any] | None],
 ) -> dict[str, float]:
-    """Numbers about one gradient, from its values, or from its sketches and the tables.
-
-    Raises:
-        TraceError: it is not what was committed.
-    """
+    """Numbers about one gradient, from its values, or its sketches and the tables; TraceError if they are damaged."""
     about = stream.about(spec, row)
     numbers: dict[str, float] = {}
     valid = spec.size

@@ -227,9 +227,6 @@ class Storing(AbstractContextManager["Storing"]):
     """A block that writes to a trace: system errors become a TraceError.
 
     A class, because every tensor of every step enters it: a generator would take several times as long.
-
-    Args:
-        path: the trace, for messages.
     """
 
     def __init__(self, path: str) -> None:

@@ -68,12 +68,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 def _npy_entry(file: IO[bytes], name: str, where: str, *, by_row: bool) -> Entry:
-    """The array in numpy's format at the start of a stream.
-
-    Raises:
-        TraceError: it does not hold numbers.
-        ValueError: it has no valid header.
-    """
+    """The array in numpy's format at the start of a stream; TraceError if it does not hold numbers."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise TraceError(f"{where}: version {version[0]}.{version[1]} of numpy's format; save a plain array of numbers")

@@ -312,11 +312,7 @@ def stored_bytes(path: Path) -> int:
 def _entry(
     name: str, shape: list[int], dtype: str, dimensions: list[str | None], pieces: int, largest: int, by_row: bool
 ) -> Entry:
-    """An entry as the child sends it.
-
-    Raises:
-        TraceError: a length is negative.
-    """
+    """An entry as the child sends it; TraceError if it cannot be one of numbers."""
     entry = Entry(name, tuple(shape), dtype, tuple(dimensions), pieces, largest, by_row)
     if min(shape, default=0) < 0 or entry.read_as.kind not in "fciub":
         raise TraceError(f"array '{printable(name)}': {shape} of {printable(dtype)} are not numbers")
@@ -330,11 +326,7 @@ def _send(channel: socket.socket, message: Any, descriptors: Sequence[int] = ())
 
 
 def _receive(channel: socket.socket) -> tuple[Any, list[int]]:
-    """A message and its descriptors.
-
-    Raises:
-        EOFError: the other process has ended.
-    """
+    """A message and its descriptors; EOFError if the other process has ended."""
     head, descriptors, _, _ = socket.recv_fds(channel, _HEAD.size, 1)
     if len(head) < _HEAD.size or (length := _HEAD.unpack(head)[0]) > _LONGEST_ANSWER:
         raise EOFError

@@ -60,11 +60,7 @@ def _reported(where: str) -> Iterator[None]:
 
 
 def _children(group: h5py.Group, where: str) -> list[str]:
-    """Names in a group.
-
-    Raises:
-        TraceError: one is a soft, external or user-defined link, which could lead anywhere.
-    """
+    """Names in a group; TraceError for a soft, external or user-defined link, which could lead anywhere."""
     names = []
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):

@@ -332,11 +332,9 @@ class JournalRows:
         self.entries = self.entries[: max(rows - self.base, 0)]
 
     def set_specs(self, specs: Mapping[int, TensorSpec], tolerate: Callable[[TraceError], None]) -> None:
-        """Find each tensor's values, once the tensors are known.
+        """Find each tensor's values, once the tensors by index are known.
 
-        Args:
-            specs: the tensors by index.
-            tolerate: called with an unknown tensor, or sizes that do not fit; it may raise.
+        ``tolerate`` is called with an unknown tensor, or sizes that do not fit; it may raise.
         """
         for entry in self.entries:
             places, end, size = {}, 0, len(entry.values)

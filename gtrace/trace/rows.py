@@ -271,7 +271,7 @@ def default_capacity(first: int) -> int:
 
 
 @functools.lru_cache(maxsize=_KEPT_SAMPLES)
-def sample_indices(total: int, count: int, seed: int = SEED) -> NDArray[np.int64]:
+def sample_indices(total: int, count: int) -> NDArray[np.int64]:
     """The ``count`` of ``total`` elements in a sample: one from each of ``count`` ranges of equal length.
 
     Range i covers the elements ``i * total // count`` up to ``(i + 1) * total // count``; the i-th output of a
@@ -280,13 +280,12 @@ def sample_indices(total: int, count: int, seed: int = SEED) -> NDArray[np.int64
 
     Args:
         total: elements of the gradient, at least ``count``.
-        count: elements of the sample.
-        seed: seed of the key; the same arguments always give the same elements.
+        count: elements of the sample; the same arguments always give the same elements.
 
     Returns:
         int64[count], ascending, read-only.
     """
-    key = Key.derive(seed, tensor="", role="sample")
+    key = Key.derive(SEED, tensor="", role="sample")
     # Numpy's own Philox instead of the kernels' hash: this runs while a model trains, which must not wait for numba.
     words = np.random.Philox(key=np.array(key, np.uint64)).random_raw(count)
     uniforms = (words >> np.uint64(11)) * 2.0**-53

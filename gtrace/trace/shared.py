@@ -166,8 +166,7 @@ class _SharedSink(ZarrSink):
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a trace: a file beside it, since the trace itself may be replaced.
 
-    Raises:
-        TimeoutError: another process has held it for 1.5 seconds.
+    TimeoutError if another process has held it for 1.5 seconds.
     """
     lock, until = path.with_name(f".{path.name}.gtrace-lock"), time.monotonic() + _PATIENCE * (path not in _late)
     while (descriptor := _take(lock)) is None:

@@ -178,15 +178,9 @@ class Stream(ABC):
 
 
 class MemoryStream(Stream):
-    """A stream with its tables in memory.
+    """A stream with its tables in memory: (rows,) of ``scalars``, and (rows, tensors) of every array that it has.
 
-    Args:
-        key: the stream.
-        steps: by row.
-        specs: its tensors, by index.
-        scalars: name -> (rows,).
-        tables: name -> (rows, tensors), for every array that the stream has.
-        read: implements ``read_rows``.
+    ``read`` implements ``read_rows``.
     """
 
     def __init__(
@@ -224,16 +218,9 @@ class MemoryStream(Stream):
 
 
 class TraceSource:
-    """A trace that can be read. Safe to use from several threads.
+    """A trace that can be read, its ``streams`` in the order of ``StreamKey.order``; ``held`` stays open meanwhile.
 
-    Args:
-        path: its path, for messages.
-        attrs: attributes of the trace.
-        streams: its streams.
-        held: resources that stay open while it is read.
-
-    Attributes:
-        streams: its streams, in the order of ``StreamKey.order``.
+    Safe to use from several threads.
     """
 
     def __init__(

@@ -253,8 +253,7 @@ class _ArrayFile:
     def _locate(self, path: str, place: tuple[int, ...]) -> tuple[int, int] | None:
         """Offset and length of a chunk in its shard's file, None if it is missing.
 
-        Raises:
-            TraceError: the index is damaged, or claims more than a chunk can have.
+        TraceError if the index is damaged, or claims more than a chunk can have.
         """
         assert self._counts is not None
         last, count = self._last, math.prod(self._counts)
@@ -571,13 +570,7 @@ def _gathered(key: StreamKey, arrays: Iterable[_Array]) -> dict[str, Any]:
 
 
 class _Array:
-    """One array on disk with the step as its first axis.
-
-    Args:
-        folder: the stream's folder.
-        form: how it is stored.
-        plain: do not compress chunks.
-    """
+    """One array on disk with the step as its first axis, in a stream's folder; ``plain`` does not compress chunks."""
 
     def __init__(self, folder: str, form: ArrayForm, *, plain: bool = False) -> None:
         self.folder = os.path.join(folder, form.entry)

@@ -1,7 +1,4 @@
-"""Version 1 of the trace format, the same for both backends; ``docs/trace-format.md`` describes it in prose.
-
-Also the sink protocol: how a writer stores rows in any backend.
-"""
+"""Version 1 of the trace format, the same for both backends; ``docs/trace-format.md`` describes it in prose."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ import re
 import string
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from gtrace.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -283,41 +280,9 @@ class Rows(NamedTuple):
     statistics: Mapping[str, NDArray[Any]]
 
 
-class StreamSink(Protocol):
-    """Stores the rows of a stream. They become visible with the call of ``commit``.
-
-    Several rows at once are as many as :func:`gtrace.trace.journal.together` allows.
-    """
-
-    def add_tensor(self, spec: TensorSpec) -> None:
-        """Make room for a tensor; its index is the next one of the stream."""
-
-    def write_rows(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
-        """Take consecutive rows, the first of which is ``row``: (rows, elements), float32 or bytes.
-
-        A row that is too short is padded. The values are copied or written on return.
-        """
-
-    def discard(self, rows: range, specs: Sequence[TensorSpec]) -> None:
-        """Forget these tensors' rows since the last commit: they will be absent, or written again."""
-
-    def commit(self, row: int, rows: Rows) -> None:
-        """Make these rows, the first of which is ``row``, durable and then, as the last step, visible."""
-
-
 def go_on() -> bool:
     """The beat of a caller that waits for the end."""
     return True
-
-
-class TraceSink(Protocol):
-    """Stores a trace."""
-
-    def stream(self, key: StreamKey) -> StreamSink:
-        """A new stream; called once for each."""
-
-    def close(self, attrs: Mapping[str, Any], beat: Beat = go_on) -> None:
-        """Drop uncommitted rows and store the trace's final attributes."""
 
 
 def are_lengths(value: object, least: int = 0) -> TypeGuard[list[int]]:

@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.format import Beat, ColumnType, StreamSink, TraceSink
+    from gtrace.trace.format import Beat, ColumnType
+    from gtrace.trace.zarr import ZarrStreamSink
+
+    TraceSink: TypeAlias = "ZarrSink | _MemorySink"
+    StreamSink: TypeAlias = "ZarrStreamSink | _MemoryStreamSink"
 
 #: dtype -> its name; numpy makes one each time it is asked
 _name_of: Callable[[np.dtype[Any]], str] = functools.cache(operator.attrgetter("name"))
@@ -626,7 +630,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
 
 
 class _MemoryStreamSink:
-    """Keeps copies of the rows of a stream."""
+    """Keeps copies of the rows of a stream. It has the methods of :class:`gtrace.trace.zarr.ZarrStreamSink`."""
 
     def __init__(self) -> None:
         self.specs: list[TensorSpec] = []
@@ -666,7 +670,7 @@ class _MemoryStreamSink:
 
 
 class _MemorySink:
-    """A trace that stays in memory."""
+    """A trace that stays in memory, with the methods of :class:`gtrace.trace.zarr.ZarrSink`."""
 
     def __init__(self, attrs: Mapping[str, Any]) -> None:
         self._attrs = attrs

@@ -686,10 +686,11 @@ class _LongRows(_Array):
         """Nothing to do: rows are already written."""
 
 
-class _ZarrStreamSink:
+class ZarrStreamSink:
     """One stream's folder. Arrays are declared longer than the committed rows and cut to them at the end.
 
-    It holds one chunk of at most 256 KiB per tensor and the last rows of the tables.
+    It holds one chunk of at most 256 KiB per tensor and the last rows of the tables. Rows become visible with the call
+    of ``commit``; several at once are as many as :func:`gtrace.trace.journal.together` allows.
     """
 
     def __init__(self, root: str, key: StreamKey, *, plain: bool) -> None:
@@ -702,6 +703,7 @@ class _ZarrStreamSink:
         self._tables: dict[str, _OpenRows] = {}
 
     def add_tensor(self, spec: TensorSpec) -> None:
+        """Make room for a tensor; its index is the next one of the stream."""
         kind = _LongRows if spec.chunk_rows == 1 else _OpenRows
         array = kind(self._folder, spec.form, plain=self._plain)
         array.set_rows(self._rows)
@@ -709,6 +711,10 @@ class _ZarrStreamSink:
         self._tensors.append(array)
 
     def write_rows(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        """Take consecutive rows, the first of which is ``row``: (rows, elements), float32 or bytes.
+
+        A row that is too short is padded. The values are copied or written on return.
+        """
         self._grow(row + len(values))
         if spec.chunk_rows == 1 or len(values) > 1:
             self.check_place()
@@ -716,16 +722,19 @@ class _ZarrStreamSink:
             self._tensors[spec.index].put_rows(row, values)
 
     def check_place(self) -> None:
+        """See that the journal is in its place; FileNotFoundError if it was deleted, moved or replaced."""
         if self._committed:
             self._journal.check_place()
 
     def discard(self, rows: range, specs: Sequence[TensorSpec]) -> None:
+        """Forget these tensors' rows since the last commit: they will be absent, or written again."""
         for array in (*(self._tensors[spec.index] for spec in specs), *self._tables.values()):
             array.discard(rows)
         if self._committed:
             self._journal.trim()
 
     def commit(self, row: int, rows: Rows) -> None:
+        """Make these rows, the first of which is ``row``, durable and then, as the last step, visible."""
         end = row + len(rows.steps)
         self._grow(end)
         self._make_tables(rows.statistics)
@@ -814,11 +823,11 @@ class ZarrSink:
     def __init__(self, path: Path, *, plain: bool = False) -> None:
         self._path = path
         self._plain = plain
-        self._streams: dict[StreamKey, _ZarrStreamSink] = {}
+        self._streams: dict[StreamKey, ZarrStreamSink] = {}
 
-    def stream(self, key: StreamKey) -> _ZarrStreamSink:
+    def stream(self, key: StreamKey) -> ZarrStreamSink:
         """A new stream."""
-        made = self._streams[key] = _ZarrStreamSink(str(self._path), key, plain=self._plain)
+        made = self._streams[key] = ZarrStreamSink(str(self._path), key, plain=self._plain)
         return made
 
     def close(self, attrs: Mapping[str, Any], beat: Beat = layout.go_on) -> None:

@@ -289,21 +289,18 @@ def repair_trace(path: str | os.PathLike[str]) -> Repair:
         attrs = {**source.attrs, "status": "complete" if report.status == "complete" else "interrupted"}
         if report.faults:
             attrs["repaired"] = {"lost": report.wrong, "faults": [fault.what for fault in report.faults[:_TOLD]]}
-        try:
-            with new_beside(place, "repair") as new:
-                right = TraceSource(str(new), attrs, streams)
-                write_source(right, new, hdf5=place.is_file() or is_hdf5(place), sharded=False)
-                if backup is not None:
-                    os.rename(place, backup)
-                    try:
-                        os.rename(new, place)
-                    except OSError:
-                        os.rename(backup, place)
-                        raise
-                else:
-                    move_in(new, place, force=True)
-        except OSError as error:
-            raise TraceError(f"{path}: the repaired trace cannot be written ({error.strerror or error})") from error
+        with new_beside(place, "repair", f"{path}: the repaired trace") as new:
+            right = TraceSource(str(new), attrs, streams)
+            write_source(right, new, hdf5=place.is_file() or is_hdf5(place), sharded=False)
+            if backup is not None:
+                os.rename(place, backup)
+                try:
+                    os.rename(new, place)
+                except OSError:
+                    os.rename(backup, place)
+                    raise
+            else:
+                move_in(new, place, force=True)
     for leftover in report.leftovers:
         # Leftovers inside the old folder went with it.
         if os.path.lexists(leftover):

@@ -63,16 +63,12 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
             raise OutputExistsError(f"{out}: is the trace itself; leave out -o to replace it")
         if target != place:
             check_place(target, force=force, is_trace=is_gtrace_zarr)
-        try:
-            with new_beside(target, "pack") as new:
-                write_source(source, new, hdf5=is_hdf5(target), sharded=True)
-                with Trace(open_source(new)) as written:
-                    if written.fingerprint != Trace(source).fingerprint:
-                        why = "reads back differently; the disk is at fault"
-                        raise TraceError(f"{new}: {why}, and {path} is unchanged")
-                move_in(new, target, force=force or target == place)
-        except OSError as error:
-            raise TraceError(f"{target}: cannot be written ({error.strerror or error})") from error
+        with new_beside(target, "pack", f"{target}:") as new:
+            write_source(source, new, hdf5=is_hdf5(target), sharded=True)
+            with Trace(open_source(new)) as written:
+                if written.fingerprint != Trace(source).fingerprint:
+                    raise TraceError(f"{new}: reads back differently; the disk is at fault, and {path} is unchanged")
+            move_in(new, target, force=force or target == place)
     return target if out is None else Path(out)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace import __version__
-from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
+from gtrace.errors import OutputExistsError, UsageError, printable
 from gtrace.settings import KINDS
 from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 from gtrace.trace.files import check_place, clear_leftovers, move_in, new_beside
@@ -119,23 +119,20 @@ def export_trace(
     if place.is_dir() and to == "parquet":
         raise OutputExistsError(f"{output}: is a folder, but a table is one file; choose another -o")
     clear_leftovers(place)
-    try:
-        with new_beside(place, "export") as new:
-            if to == "parquet":
-                _write_parquet(new, rows, progress)
-            else:
-                new.mkdir()
-                write = _write_npz if to == "npz" else _write_safetensors
-                width = max(6, len(str(chosen[-1])))
-                for done, step in enumerate(chosen):
-                    write(new / f"step_{step:0{width}d}.{to}", step, rows)
-                    os.utime(new)
-                    if progress is not None:
-                        progress(done + 1, len(chosen))
-                (new / ABOUT).write_text(json.dumps(_about(trace, rows), indent=2, ensure_ascii=False) + "\n")
-            move_in(new, place, force=force)
-    except OSError as error:
-        raise TraceError(f"{output}: cannot be written ({error.strerror or error})") from error
+    with new_beside(place, "export", f"{output}:") as new:
+        if to == "parquet":
+            _write_parquet(new, rows, progress)
+        else:
+            new.mkdir()
+            write = _write_npz if to == "npz" else _write_safetensors
+            width = max(6, len(str(chosen[-1])))
+            for done, step in enumerate(chosen):
+                write(new / f"step_{step:0{width}d}.{to}", step, rows)
+                os.utime(new)
+                if progress is not None:
+                    progress(done + 1, len(chosen))
+            (new / ABOUT).write_text(json.dumps(_about(trace, rows), indent=2, ensure_ascii=False) + "\n")
+        move_in(new, place, force=force)
     names = tuple(dict.fromkeys(info.name for info in infos))
     return Exported(Path(output), tuple(chosen), names, 1 if to == "parquet" else len(chosen))
 

@@ -272,12 +272,20 @@ def beside(path: Path, purpose: str) -> Path:
 
 
 @contextmanager
-def new_beside(path: Path, purpose: str) -> Iterator[Path]:
-    """A name from :func:`beside` for a new file or folder, which is deleted after the block if it is still there."""
+def new_beside(path: Path, purpose: str, what: str = "") -> Iterator[Path]:
+    """A name from :func:`beside` for a new file or folder, which is deleted after the block if it is still there.
+
+    Raises:
+        TraceError: the system's error, if ``what`` says what cannot be written.
+    """
     new = beside(path, purpose)
     try:
         remove(new)
         yield new
+    except OSError as error:
+        if not what:
+            raise
+        raise TraceError(f"{what} cannot be written ({error.strerror or error})") from error
     finally:
         remove(new)
 

@@ -35,9 +35,7 @@ _RANGE = re.compile(r"(?P<low>[0-9.]+)\s*-\s*(?P<high>[0-9.]+)\s*(?P<unit>[kMGT]
 
 
 @dataclass(frozen=True)
-class AdviseOptions:
-    """The options of ``gtrace advise``."""
-
+class _AdviseOptions:
     cluster: ClusterSettings = nested(ClusterSettings)
     bandwidth: str | None = option(
         None, metavar="RANGE", help="With --cluster: link speeds to compare, e.g. 1-100Gbit/s."
@@ -51,10 +49,10 @@ class AdviseOptions:
 
 
 @click.command("advise", cls=Command, context_settings={"allow_interspersed_args": False})
-@options(AdviseOptions)
+@options(_AdviseOptions)
 @click.argument("target")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None:
+def command(settings: _AdviseOptions, target: str, args: tuple[str, ...]) -> None:
     """Say whether TARGET should compress its gradients, with what, and what that saves and costs.
 
     TARGET is a training script with its ARGS, or a trace. A script runs until a few dozen of its steps are recorded,
@@ -239,16 +237,14 @@ def _run(words: Sequence[str], folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class DemoSettings:
-    """The options of ``gtrace demo``."""
-
+class _DemoSettings:
     output: Path = option(Path("demo"), names=("-o", "--output"), help="Folder to fill.")
     force: bool = option(False, help="Replace what an earlier demo wrote there.")
 
 
 @click.command("demo", cls=Command)
-@options(DemoSettings)
-def demo(settings: DemoSettings) -> None:
+@options(_DemoSettings)
+def demo(settings: _DemoSettings) -> None:
     """Capture, sweep, train and report on a shipped sample; ends with the path of the report.
 
     A small network learns handwritten digits while its gradients are recorded; codecs are then measured on them, and

@@ -15,9 +15,7 @@ from gtrace.settings import option
 
 
 @dataclass(frozen=True)
-class BenchSettings:
-    """The options of ``gtrace study bench``."""
-
+class _BenchSettings:
     plugin: tuple[Path, ...] = option((), **PLUGIN)
     at: float | None = option(
         None, type=click.FloatRange(min=0.01, max=32), help="Bits of the first table.  [default: 3]"
@@ -31,8 +29,8 @@ class BenchSettings:
 
 @click.command("bench", cls=Command)
 @click.argument("codecs", nargs=-1, required=True, metavar="CODEC...", shell_complete=complete_spec)
-@options(BenchSettings)
-def bench(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
+@options(_BenchSettings)
+def bench(settings: _BenchSettings, codecs: tuple[str, ...]) -> None:
     """Compare CODEC with every built-in codec at equal measured bits, by a fixed protocol.
 
     CODEC is a Python file with codecs of your own, which is run, or a spec: of such a file given with --plugin, of an
@@ -97,9 +95,7 @@ def _share(_context: click.Context, _option: click.Parameter, text: str) -> floa
 
 
 @dataclass(frozen=True)
-class PredictSettings:
-    """The options of ``gtrace study predict``."""
-
+class _PredictSettings:
     first: float = option("100%", type=str, metavar="SHARE", callback=_share, help="Steps whose measures count.")
     exclude: tuple[str, ...] = option((), metavar="GLOB", help="Leave codecs out, e.g. 'ef:*'.")
     output: Path | None = option(
@@ -111,8 +107,8 @@ class PredictSettings:
 
 @click.command("predict", cls=Command, epilog="Example: gtrace study predict digits-mlp-compare.jsonl -o predicts.svg")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@options(PredictSettings)
-def predict(settings: PredictSettings, runs: tuple[Path, ...]) -> None:
+@options(_PredictSettings)
+def predict(settings: _PredictSettings, runs: tuple[Path, ...]) -> None:
     """Relate what was measured on the gradients of RUNS to their final losses.
 
     RUNS are run logs of gtrace study compare, best with several --seeds and with --measure. For

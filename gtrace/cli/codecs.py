@@ -28,17 +28,15 @@ _WIDEST = 100
 
 
 @dataclass(frozen=True)
-class CodecsSettings:
-    """The options of ``gtrace codecs``."""
-
+class _CodecsSettings:
     plugin: tuple[Path, ...] = option((), **PLUGIN)
     as_json: bool = option(False, **JSON)
 
 
 @click.command("codecs", cls=Command)
 @click.argument("name", required=False, shell_complete=complete_codec)
-@options(CodecsSettings)
-def command(settings: CodecsSettings, name: str | None) -> None:
+@options(_CodecsSettings)
+def command(settings: _CodecsSettings, name: str | None) -> None:
     """List the codecs, or explain one: formula, parameters, payload, what to expect, what was corrected.
 
     Codecs of installed packages (entry points of the group gtrace.codecs) are listed with their package.

@@ -29,9 +29,7 @@ _MUCH_FLUSHED, _MUCH_SATURATED = 0.25, 0.01
 
 
 @dataclass(frozen=True)
-class FormatsSettings:
-    """The options of ``gtrace plan formats``."""
-
+class _FormatsSettings:
     bits: tuple[int, ...] = option("4-8", type=INTEGERS, help="Bits of a format 1-E-M: 3 to 8.")
     scale: str = option(
         "max",
@@ -54,8 +52,8 @@ class FormatsSettings:
     "formats", cls=Command, epilog="Example: gtrace plan formats run.zarr --bits 4-8 --kind neural -o recipe.toml"
 )
 @click.argument("trace", type=TracePath())
-@options(FormatsSettings)
-def command(settings: FormatsSettings, trace: Path | str) -> None:
+@options(_FormatsSettings)
+def command(settings: _FormatsSettings, trace: Path | str) -> None:
     """Choose a float format 1-E-M for every layer of TRACE, and say how firm the choice is.
 
     Each format is tried on the gradients of several steps. --full prints the scale exponent (gradients are multiplied

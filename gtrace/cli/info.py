@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class InfoSettings:
-    """The options of ``gtrace info``."""
-
+class _InfoSettings:
     tensors: tuple[str, ...] = option((), **TENSORS)
     kind: str | None = option(
         None,
@@ -54,8 +52,8 @@ class InfoSettings:
 
 @click.command("info", cls=Command, epilog="Example: gtrace info run.zarr --tensors '*.weight'")
 @click.argument("trace", type=TracePath(), required=False)
-@options(InfoSettings)
-def command(settings: InfoSettings, trace: Path | str | None) -> None:
+@options(_InfoSettings)
+def command(settings: _InfoSettings, trace: Path | str | None) -> None:
     """Say what is in TRACE: the run, its tensors, and how the norms of their gradients changed.
 
     Without TRACE, the newest one in this folder is taken. No gradient is read, so this takes no longer for a large
@@ -83,10 +81,10 @@ def command(settings: InfoSettings, trace: Path | str | None) -> None:
             show(opened, run, stdout_console(), full=settings.full)
 
 
-def _follow(settings: InfoSettings, trace: Path | str) -> None:
+def _follow(settings: _InfoSettings, trace: Path | str) -> None:
     if isinstance(trace, str):
         raise UsageError(f"{trace}: --follow needs a trace on this machine")
-    if settings != replace(InfoSettings(), follow=True):
+    if settings != replace(_InfoSettings(), follow=True):
         raise UsageError("--follow: shows one view and has no other options; leave them out")
     from gtrace.cli.watch import follow
 

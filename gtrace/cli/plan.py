@@ -336,24 +336,20 @@ _PLAN = click.Path(path_type=Path)
 
 
 @dataclass(frozen=True)
-class PlanDiffSettings:
-    """The options of ``gtrace plan diff``."""
-
+class _PlanDiffSettings:
     plugin: tuple[Path, ...] = option((), help="A Python file with codecs of your own that a plan names; it is run.")
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of tables.")
 
 
 @dataclass(frozen=True)
-class PlanShowSettings(PlanDiffSettings):
-    """The options of ``gtrace plan show``."""
-
+class _PlanShowSettings(_PlanDiffSettings):
     full: bool = option(False, help="Print every tensor and note, not only the answer.")
 
 
 @click.command("show", cls=Command, epilog="Example: gtrace plan show plan.toml")
 @click.argument("plan", type=_PLAN)
-@options(PlanShowSettings)
-def show(settings: PlanShowSettings, plan: Path) -> None:
+@options(_PlanShowSettings)
+def show(settings: _PlanShowSettings, plan: Path) -> None:
     """Show what a PLAN chooses, what it costs, and how firm it is."""
     from gtrace.planning import load_plan
 
@@ -364,8 +360,8 @@ def show(settings: PlanShowSettings, plan: Path) -> None:
 @click.command("diff", cls=Command, epilog="Example: gtrace plan diff plan.toml other.toml")
 @click.argument("first", type=_PLAN)
 @click.argument("second", type=_PLAN)
-@options(PlanDiffSettings)
-def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
+@options(_PlanDiffSettings)
+def diff(settings: _PlanDiffSettings, first: Path, second: Path) -> None:
     """Show where two plans differ, tensor by tensor."""
     from gtrace.planning import load_plan
     from gtrace.report.sections.plans import aim, samples, what

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ReportSettings:
-    """The options of ``gtrace report``."""
-
+class _ReportSettings:
     output: Path | None = option(
         None,
         names=("-o", "--output"),
@@ -90,8 +88,8 @@ class ReportSettings:
 
 @click.command("report", cls=Command)
 @click.argument("results", nargs=-1, type=click.Path(path_type=Path))
-@options(ReportSettings)
-def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
+@options(_ReportSettings)
+def command(settings: _ReportSettings, results: tuple[Path, ...]) -> None:
     """Say what RESULTS show: which codec has the least error at equal measured bits, where, and how sure that is.
 
     RESULTS are sweeps (.sweep.db), run logs (.jsonl), traces and plans, each a section of the report. Sweeps are
@@ -138,7 +136,7 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
     echo(str(write_drawing(path, partial(gtrace.report.draw, report, settings.figure), force=settings.force)))
 
 
-def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:
+def _report(settings: _ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:
     from gtrace.report.inputs import Asked, load_report, with_times
 
     ranks = settings.ranks or (None if cluster is None else cluster.ranks)
@@ -169,7 +167,7 @@ def _given(results: list[Path]) -> list[Path]:
     return found
 
 
-def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> None:
+def _write(settings: _ReportSettings, results: list[Path], cluster: Cluster | None) -> None:
     """The answer on standard output, and the page.
 
     The page is written before anything is printed, because the reader of a pipe (``head``) may go away at any time.

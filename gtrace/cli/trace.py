@@ -34,9 +34,7 @@ _MOST_LINES = 100
 
 
 @dataclass(frozen=True)
-class CheckSettings:
-    """The options of ``gtrace trace check``."""
-
+class _CheckSettings:
     repair: bool = option(
         False, help="Make a damaged or interrupted trace usable; a damaged one is kept as NAME.damaged."
     )
@@ -45,8 +43,8 @@ class CheckSettings:
 
 @click.command("check", cls=Command, epilog="Example: gtrace trace check run.zarr --repair")
 @click.argument("trace", type=TracePath())
-@options(CheckSettings)
-def check(settings: CheckSettings, trace: Path | str) -> int:
+@options(_CheckSettings)
+def check(settings: _CheckSettings, trace: Path | str) -> int:
     """Read every committed gradient of TRACE and verify it: checksums, presence, statistics, metadata.
 
     Every fault is reported. The exit code is 0 if there is none, and 3 otherwise; after a repair it is 0. A repair
@@ -127,9 +125,7 @@ def _fault_lines(faults: Sequence[Fault]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class PackSettings:
-    """The options of ``gtrace trace pack``."""
-
+class _PackSettings:
     output: Path | None = option(
         None,
         names=("-o", "--output"),
@@ -140,8 +136,8 @@ class PackSettings:
 
 @click.command("pack", cls=Command, epilog="Example: gtrace trace pack run.h5 -o run.zarr")
 @click.argument("trace", type=TracePath())
-@options(PackSettings)
-def pack(settings: PackSettings, trace: Path | str) -> None:
+@options(_PackSettings)
+def pack(settings: _PackSettings, trace: Path | str) -> None:
     """Rewrite a finished TRACE with the same content: Zarr in shards, which are fewer files, or HDF5.
 
     The new trace is written beside its place and moved in once it is whole and reads back the same.
@@ -159,9 +155,7 @@ def _count_files(path: Path) -> int:
 
 
 @dataclass(frozen=True)
-class SketchSettings:
-    """The options of ``gtrace trace sketch``."""
-
+class _SketchSettings:
     output: Path | None = option(
         None, names=("-o", "--output"), help="Trace to write, .zarr or .h5.  [default: TRACE.sketch.zarr]"
     )
@@ -178,8 +172,8 @@ class SketchSettings:
 
 @click.command("sketch", cls=Command, epilog="Example: gtrace trace sketch run.zarr -o small.zarr --merge-steps 10")
 @click.argument("trace", type=TracePath())
-@options(SketchSettings)
-def sketch(settings: SketchSettings, trace: Path | str) -> None:
+@options(_SketchSettings)
+def sketch(settings: _SketchSettings, trace: Path | str) -> None:
     """Make a small trace of TRACE that keeps moment sketches of its gradients instead of their values.
 
     It is swept like a full one, in expectation. Tensors whose values take less room than their sketches keep them.
@@ -214,9 +208,7 @@ STATE_DICTS = dict.fromkeys((".pt", ".pth"), "gtrace.torch_hooks.statedicts:Stat
 
 
 @dataclass(frozen=True)
-class ImportSettings:
-    """The options of ``gtrace trace import``."""
-
+class _ImportSettings:
     output: Path = option(names=("-o", "--output"), help="The trace: .zarr, .h5 or .hdf5.")
     pattern: str | None = option(
         None,
@@ -234,8 +226,8 @@ class ImportSettings:
 
 @click.command("import", cls=Command)
 @click.argument("sources", metavar="SOURCE...", type=click.Path(path_type=Path), nargs=-1, required=True)
-@options(ImportSettings)
-def import_(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
+@options(_ImportSettings)
+def import_(settings: _ImportSettings, sources: tuple[Path, ...]) -> None:
     """Make a trace of the gradients in SOURCE: files or folders of .npy, .npz, .safetensors, .pt and HDF5, Zarr stores.
 
     The step is the number of a file or folder, e.g. grads/step_000100.safetensors. What was found is printed.
@@ -284,9 +276,7 @@ def _show_import(made: Imported) -> None:
 
 
 @dataclass(frozen=True)
-class ExportSettings:
-    """The options of ``gtrace trace export``."""
-
+class _ExportSettings:
     to: str = option("npz", choices=("npz", "safetensors", "parquet"), help="Format.")
     output: Path | None = option(
         None,
@@ -304,8 +294,8 @@ class ExportSettings:
 
 @click.command("export", cls=Command)
 @click.argument("trace", type=TracePath())
-@options(ExportSettings)
-def export(settings: ExportSettings, trace: Path | str) -> None:
+@options(_ExportSettings)
+def export(settings: _ExportSettings, trace: Path | str) -> None:
     """Write the gradients of TRACE as one .npz or .safetensors file per step, or as one Parquet table.
 
     \b

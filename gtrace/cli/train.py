@@ -169,15 +169,13 @@ def study() -> None:
 
 
 @dataclass(frozen=True)
-class TasksSettings:
-    """The options of ``gtrace study tasks``."""
-
+class _TasksSettings:
     as_json: bool = option(False, **JSON)
 
 
 @click.command("tasks", cls=Command, epilog="Example: gtrace study tasks")
-@options(TasksSettings)
-def tasks(settings: TasksSettings) -> None:
+@options(_TasksSettings)
+def tasks(settings: _TasksSettings) -> None:
     """List the built-in tasks: a model, its data, and how it is trained."""
     described = {name: describe_task(name) for name in task_names()}
     if settings.as_json:

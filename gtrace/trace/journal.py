@@ -233,12 +233,9 @@ def refuse_living(place: Path) -> None:
 
 
 class JournalEntry(NamedTuple):
-    """One row of a journal; its values are not verified yet.
+    """One row of a journal: its number, and those of its commit.
 
-    Attributes:
-        row: number of the row.
-        record: the numbers of the commit.
-        values: little-endian float32 values of its short rows, concatenated.
+    ``values`` are the little-endian float32 values of its short rows, concatenated, and not verified yet.
     """
 
     row: int
@@ -249,11 +246,7 @@ class JournalEntry(NamedTuple):
 def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceError], None]) -> list[JournalEntry]:
     """The complete entries of a journal; an unfinished one at the end, left by a killed writer, is skipped.
 
-    Args:
-        data: the file.
-        kind: kind of the stream.
-        where: its path, for messages.
-        tolerate: called with damage, which ends the list; it may raise.
+    ``tolerate`` is called with damage, which ends the list; it may raise.
     """
     if not data:
         return []
@@ -307,13 +300,9 @@ def _read_table(table: memoryview, crc: int, row: int, columns: Mapping[str, lay
 
 
 class JournalRows:
-    """The rows of a journal that chunk files do not have, by row number.
+    """The rows of a journal that chunk files do not have, by row number: these have ``base`` committed rows.
 
-    Args:
-        entries: the journal's entries.
-        base: number of committed rows in chunk files.
-        where: path of the journal, for messages.
-        tolerate: called if rows between the two are missing; it may raise.
+    ``tolerate`` is called if rows between the two are missing; it may raise.
     """
 
     def __init__(

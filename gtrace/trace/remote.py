@@ -77,9 +77,6 @@ def is_hdf5(place: Path | str) -> bool:
 class RemoteFiles:
     """Files below one address. It has the methods of :class:`gtrace.trace.files.LocalFiles`.
 
-    Args:
-        address: the trace.
-
     Raises:
         UsageError: fsspec, or a package that it needs for this kind of address, is not installed.
     """

@@ -41,10 +41,7 @@ def tolerated(tolerate: Callable[[TraceError], None]) -> Iterator[None]:
 class Stream(ABC):
     """The committed part of one stream when the trace was opened. Safe to use from several threads.
 
-    Args:
-        key: the stream.
-        where: its place, for messages.
-        tolerate: called with damage that leaves other parts readable; by default it raises.
+    ``tolerate`` is called with damage that leaves other parts readable; by default it raises.
 
     Attributes:
         steps: steps of the committed rows, int64, ascending.

@@ -278,6 +278,11 @@ class CaptureSettings:
     to: str | Tracker | None = option(None, advanced=True, type=str, metavar="TRACKER", help=TO_HELP)
     force: bool = option(False, help="Replace an existing trace.")
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What to record, names of :data:`gtrace.settings.KINDS`."""
+        return tuple(dict.fromkeys(self.kind.replace("both", "weight,neural").split(",")))
+
 
 @dataclass(frozen=True)
 class CaptureOptions(CaptureSettings):
@@ -301,11 +306,6 @@ class CaptureOptions(CaptureSettings):
     queue_bytes: int = 256 * 1024 * 1024
     launcher: str | None = None
     first: bool = False
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What to record, names of :data:`gtrace.settings.KINDS`."""
-        return _kinds(self.kind)
 
     def describe(self) -> dict[str, object]:
         """The options as JSON values, for the trace's attributes."""
@@ -359,19 +359,15 @@ def capture_options(
     if world > 1 and given.rank == "all" and path.suffix != ".zarr":
         raise UsageError(f"{path}: {world} processes cannot write one HDF5 file; choose a name that ends in .zarr")
     found = {one.name: getattr(given, one.name) for one in fields(CaptureSettings)}
-    if given.max_elements is None and _kinds(given.kind) == ("neural",):
+    if given.max_elements is None and given.kinds == ("neural",):
         found["max_elements"] = MAX_ELEMENTS
     # The script may change the current folder before the trace is made.
     place = path.absolute()
     return CaptureOptions(place, policy, **{**found, "budget": size}, run=run, launcher=launcher, first=first)
 
 
-def _kinds(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text.replace("both", "weight,neural").split(",")))
-
-
 def _check_kind(given: CaptureSettings) -> None:
-    kinds = _kinds(given.kind)
+    kinds = given.kinds
     for kind in kinds:
         if kind not in KINDS:
             raise UsageError(f"--kind: unknown kind '{kind}'; {suggest(kind, (*KINDS, 'both'))}")

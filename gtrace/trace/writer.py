@@ -231,7 +231,6 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         self._attrs = dict(attrs)
         self._plan = SketchPlan.read(attrs[SKETCH]) if SKETCH in attrs else None
         self._streams: dict[StreamKey, _StreamState] = {}
-        self._keys: dict[tuple[int, str, int], StreamKey] = {}
         self._open_bytes = 0
         self._lock = threading.RLock()
         self._closed = False
@@ -539,16 +538,15 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
 
     def _key(self, kind: str, optimizer: int, rank: int) -> StreamKey:
         self._check_open()
-        known = self._keys.get((rank, kind, optimizer))
-        if known is not None:
-            return known
+        key = StreamKey(rank, kind, optimizer)
+        if key in self._streams:
+            return key
         if kind not in KINDS:
             raise UsageError(f"unknown kind '{printable(kind)}' of gradient; {suggest(kind, KINDS)}")
         for what, number in (("optimizer", optimizer), ("rank", rank)):
             if not 0 <= number < 10**9:
                 raise UsageError(f"{what} {number}: must be a number of 0 or more")
-        key = self._keys[rank, kind, optimizer] = StreamKey(int(rank), kind, int(optimizer))
-        return key
+        return StreamKey(int(rank), kind, int(optimizer))
 
     def _stream(self, key: StreamKey) -> _StreamState:
         stream = self._streams.get(key)

@@ -94,10 +94,6 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
 
     Steps, tensors and optimizers are those of the process that recorded most; errors are added up.
 
-    Args:
-        path: the trace.
-        own: the summary of this process.
-
     Raises:
         TraceError: the trace cannot be read.
     """

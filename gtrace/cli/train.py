@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.groups import SUBCOMMANDS, LazyGroup, complete_specs, use_instead
-from gtrace.cli.options import (
-    JSON,
-    Command,
-    all_fields,
-    codec_with,
-    load_plugins,
-    option_name,
-    options,
-    print_json,
-    refuse,
-)
+from gtrace.cli.options import JSON, Command, codec_with, load_plugins, options, print_json, refuse
 from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings, RunSettings, SeedsSettings, TrainSettings
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
@@ -46,7 +36,7 @@ class _Train(Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if error.option_name in map(option_name, all_fields(CompareSettings)):
+            if any(error.option_name in option.opts for option in compare.params):
                 raise UsageError(
                     f"{error.option_name}: is an option of gtrace study compare, which trains built-in tasks."
                 ) from None

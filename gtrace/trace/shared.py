@@ -20,16 +20,7 @@ from gtrace.trace.files import LOCAL, write_error
 from gtrace.trace.format import StreamKey, go_on
 from gtrace.trace.journal import being_written, lock_file, refuse_living
 from gtrace.trace.writer import TraceWriter, root_attrs
-from gtrace.trace.zarr import (
-    WRITERS,
-    ZarrSink,
-    attributes_of,
-    make_group,
-    read_node,
-    start_folder,
-    write_group,
-    write_root,
-)
+from gtrace.trace.zarr import WRITERS, ZarrSink, attributes_of, make_group, start_folder, write_group, write_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -250,21 +241,7 @@ def _settle(path: Path, run: str, status: Literal["complete", "interrupted"] | N
     final = {**attrs, **(known[0] if known else {}), **shared, "status": worst}
     final.pop("rank", None)
     if done:
-        write_root(str(path), final, _gathered(path))
+        write_root(str(path), final)
     else:
         # A process was killed, or outlives its launcher: its metadata may still change.
         write_group(str(path), final)
-
-
-def _gathered(path: Path) -> dict[str, Any]:
-    """The metadata of every group and array below the root, by path."""
-    found: dict[str, Any] = {}
-    pending = LOCAL.folders(str(path))
-    while pending:
-        entry = pending.pop(0)
-        document = read_node(LOCAL, str(path / entry))
-        if document is not None:
-            found[entry] = document
-            if document.get("node_type") == "group":
-                pending += [f"{entry}/{name}" for name in LOCAL.folders(str(path / entry))]
-    return found

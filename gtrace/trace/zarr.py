@@ -523,12 +523,12 @@ def write_json(folder: str, document: Mapping[str, Any]) -> None:
         write_over(path, data)
 
 
-def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str, Any]) -> None:
+def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str, Any] | None = None) -> None:
     """Store the attributes of the trace, and the metadata of everything in it unless they are too long.
 
-    zarr-python and xarray look for the metadata of all arrays there.
+    zarr-python and xarray look for the metadata of all arrays there. They are read if they are not ``gathered``.
     """
-    root = group_document(attributes)
+    root, gathered = group_document(attributes), _read_below(folder) if gathered is None else gathered
     whole = root | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
     write_json(folder, whole if len(json.dumps(whole)) < layout.MAX_METADATA_BYTES else root)
 
@@ -536,6 +536,20 @@ def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str
 def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata document of a group."""
     return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
+
+
+def _read_below(root: str) -> dict[str, Any]:
+    """The metadata of every group and array below the root, by path."""
+    found: dict[str, Any] = {}
+    pending = LOCAL.folders(root)
+    while pending:
+        entry = pending.pop(0)
+        document = read_node(LOCAL, os.path.join(root, entry))
+        if document is not None:
+            found[entry] = document
+            if document.get("node_type") == "group":
+                pending += [f"{entry}/{name}" for name in LOCAL.folders(os.path.join(root, entry))]
+    return found
 
 
 def write_group(folder: str, attributes: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gtrace.errors import OutputExistsError, UsageError, suggest
 from gtrace.settings import KINDS, documented, option
 from gtrace.torch_hooks.processes import launched_place
+from gtrace.trace.files import HDF5_SUFFIXES
 from gtrace.trackers import TO_HELP, check_tracker
 from gtrace.units import parse_size, step_ranges
 
@@ -201,7 +202,6 @@ MAX_ELEMENTS = 262_144
 #: A copy of the rules of ``trace.SketchPlan``, which imports numpy: the program must import that first.
 _SKETCHES = re.compile(r"(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?)(,(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?))*")
 
-_SUFFIXES = (".zarr", ".h5", ".hdf5")
 #: settings for numbers about gradients of weights
 _BESIDE = ("optimizer_state", "second_moments", "noise")
 
@@ -393,7 +393,7 @@ def _check_sketch(sketch: str | None, mantissa: int | None) -> None:
 
 def _check_place(path: Path, *, force: bool, run: str | None, first: bool) -> None:
     """Find what would prevent the trace: before a long training run, not after it."""
-    if path.suffix not in _SUFFIXES:
+    if path.suffix not in (".zarr", *HDF5_SUFFIXES):
         raise UsageError(f"{path}: a trace ends in .zarr or .h5; choose another name")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another place")

@@ -11,6 +11,7 @@ from gtrace.cli.console import FEW_ROWS, TensorColumn, name_columns, print_colum
 from gtrace.cli.options import pick, print_json
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.report.analysis.history import spark
+from gtrace.report.analysis.runs import known_mean
 from gtrace.report.names import count, literal, number
 from gtrace.sweep.formats import FormatTrial
 from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
@@ -18,9 +19,6 @@ from gtrace.trace.choose import choose_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from gtrace.sweep.formats import LayerFormats
     from gtrace.sweep.laws import LayerLaws
@@ -87,8 +85,8 @@ def print_fits(
             )
             for name in LAWS
         ),
-        TensorColumn("mu log2", [number(_mean(layer.mu_log2)) for layer in layers], 3),
-        TensorColumn("sigma log2", [number(_mean(layer.sigma_log2)) for layer in layers], 1),
+        TensorColumn("mu log2", [number(known_mean(layer.mu_log2)) for layer in layers], 3),
+        TensorColumn("sigma log2", [number(known_mean(layer.sigma_log2)) for layer in layers], 1),
         TensorColumn("sigma over steps", [spark(one.sigma_log2.tolist(), encoding) for one in layers], 3, right=False),
         *(
             TensorColumn(f"FP{bits} max", [str(found.formats[k].format) if found else "-" for found in formats], 2)
@@ -121,8 +119,3 @@ def _fits_json(layer: LayerLaws, found: LayerFormats | None) -> dict[str, Any]:
             for step, fit in zip(layer.steps.tolist(), layer.fits, strict=True)
         ],
     }
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    known = [value for value in values.tolist() if math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan

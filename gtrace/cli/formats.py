@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gtrace.sweep.formats import LayerFormat, LayerFormats
     from gtrace.trace import Trace
 
-_ALL_ZERO = "Every gradient is zero: any format will do."
 #: A layer that loses more than this to zero, or clips more than this, is marked.
 _MUCH_FLUSHED, _MUCH_SATURATED = 0.25, 0.01
 
@@ -91,7 +90,10 @@ def command(settings: _FormatsSettings, trace: Path | str) -> None:
             path = literal(opened.path, stdout_console().encoding or "utf-8")
             seen = f"{count(len(layers), 'tensor')}, {count(len(chosen), 'step')}"
             click.echo(f"{path}: float formats under scale={scale}, {seen}")
-            (_show if settings.full else _show_few)(opened, layers, scale)
+            if any(layer.formats for layer in layers):
+                (_show if settings.full else _show_few)(opened, layers, scale)
+            else:
+                click.echo("Every gradient is zero: any format will do.")
     if output is not None:
         echo(output, err=settings.as_json)
 
@@ -101,9 +103,6 @@ def _show_few(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:
     console = stdout_console()
     encoding = console.encoding or "utf-8"
     known = sorted((layer for layer in layers if layer.formats), key=lambda layer: -layer.info.size)
-    if not known:
-        click.echo(_ALL_ZERO)
-        return
 
     def usual(layers: Sequence[LayerFormats], k: int) -> tuple[str, int]:
         return Counter(str(layer.formats[k].format) for layer in layers).most_common(1)[0]
@@ -155,9 +154,6 @@ def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str) -> None:
     console = stdout_console()
     encoding = console.encoding or "utf-8"
     rows = [(layer, found) for layer in layers for found in layer.formats]
-    if not rows:
-        click.echo(_ALL_ZERO)
-        return
     names = [literal(layer.info.name, encoding) if found is layer.formats[0] else "" for layer, found in rows]
     sigmas = [f"{number(float(s.min()))} to {number(float(s.max()))}" for s in (layer.sigma_log2 for layer, _ in rows)]
     exponents = [found.scale_exponents for _, found in rows]

@@ -183,11 +183,9 @@ def lock_file(descriptor: int, how: int) -> bool:
     """Take a lock that ends with the process, if the file system has locks; whether it was free."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        # No locks here (some network file systems): nothing is known about other processes.
-        return True
+    except OSError as error:
+        # Or there are no locks (some network file systems): nothing is known about other processes.
+        return not isinstance(error, BlockingIOError)
     return True
 
 

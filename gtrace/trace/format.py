@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from gtrace.errors import UsageError, printable
+from gtrace.errors import TraceError, UsageError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     #: called between pieces of work that take long together; returns whether what can be done later is wanted now
     Beat = Callable[[], bool]
+    #: called with damage that leaves other parts readable; it may raise
+    Tolerate = Callable[[TraceError], None]
 
 
 FORMAT = "gtrace"

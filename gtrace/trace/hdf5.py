@@ -26,12 +26,12 @@ from gtrace.trace.source import Stream, TraceSource, WholeArray, arrays_of, chec
 from gtrace.trace.zarr import ZarrSink, open_zarr, start_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import Beat, ColumnType, TensorSpec
+    from gtrace.trace.format import Beat, ColumnType, TensorSpec, Tolerate
 
 
 #: The filters that are read, all of them part of the library, and the factor by which each can inflate data at most.
@@ -144,9 +144,7 @@ class _Dataset:
 class _Hdf5Stream(Stream):
     """One stream's group, cut to the rows that were committed when it was opened."""
 
-    def __init__(
-        self, group: h5py.Group, where: str, key: StreamKey, file_bytes: int, tolerate: Callable[[TraceError], None]
-    ) -> None:
+    def __init__(self, group: h5py.Group, where: str, key: StreamKey, file_bytes: int, tolerate: Tolerate) -> None:
         super().__init__(key, where, tolerate)
         self._file_bytes = file_bytes
         self._group = group
@@ -218,9 +216,7 @@ class _Hdf5Stream(Stream):
         return values
 
 
-def open_hdf5(
-    path: Path | str, tolerate: Callable[[TraceError], None] = refuse, stream: BinaryIO | None = None
-) -> TraceSource:
+def open_hdf5(path: Path | str, tolerate: Tolerate = refuse, stream: BinaryIO | None = None) -> TraceSource:
     """An HDF5 trace. The library serializes its calls, so several threads may read.
 
     Args:

@@ -27,12 +27,12 @@ from gtrace.trace.format import Rows
 from gtrace.trace.rows import checksum_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import TensorSpec
+    from gtrace.trace.format import TensorSpec, Tolerate
 
 #: In the folder of ``step``, so that tools do not list it with the arrays of a group.
 NAME = "journal"
@@ -241,7 +241,7 @@ class JournalEntry(NamedTuple):
     values: memoryview
 
 
-def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceError], None]) -> list[JournalEntry]:
+def parse_journal(data: bytes, kind: str, where: str, tolerate: Tolerate) -> list[JournalEntry]:
     """The complete entries of a journal; an unfinished one at the end, left by a killed writer, is skipped.
 
     ``tolerate`` is called with damage, which ends the list; it may raise.
@@ -303,9 +303,7 @@ class JournalRows:
     ``tolerate`` is called if rows between the two are missing; it may raise.
     """
 
-    def __init__(
-        self, entries: Sequence[JournalEntry], base: int, where: str, tolerate: Callable[[TraceError], None]
-    ) -> None:
+    def __init__(self, entries: Sequence[JournalEntry], base: int, where: str, tolerate: Tolerate) -> None:
         self.base = base
         self._where = where
         self.entries = [entry for entry in entries if entry.row >= base]
@@ -318,7 +316,7 @@ class JournalRows:
         """Drop this row and later ones."""
         self.entries = self.entries[: max(rows - self.base, 0)]
 
-    def set_specs(self, specs: Mapping[int, TensorSpec], tolerate: Callable[[TraceError], None]) -> None:
+    def set_specs(self, specs: Mapping[int, TensorSpec], tolerate: Tolerate) -> None:
         """Find each tensor's values, once the tensors by index are known.
 
         ``tolerate`` is called with an unknown tensor, or sizes that do not fit; it may raise.

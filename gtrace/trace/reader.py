@@ -29,13 +29,14 @@ from gtrace.trace.zarr import GONE, open_zarr
 from gtrace.types import SummarySpec, Tabular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from os import PathLike
     from pathlib import Path
 
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.sketch import MomentSketch
+    from gtrace.trace.format import Tolerate
     from gtrace.trace.remote import Files
     from gtrace.trace.source import Stream, TraceSource
     from gtrace.types import Norm
@@ -591,7 +592,7 @@ def open_trace(path: str | PathLike[str]) -> Trace:
     return Trace(open_source(place), place if isinstance(place, str) else os.path.abspath(place))
 
 
-def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refuse) -> TraceSource:
+def open_source(place: Path | str, tolerate: Tolerate = refuse) -> TraceSource:
     """The source of the trace at a place, see :func:`gtrace.trace.remote.place_of`.
 
     ``tolerate`` is called with damage that leaves other parts readable; by default it raises.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import ArrayForm, ColumnType, StreamKey, TensorSpec
+    from gtrace.trace.format import ArrayForm, ColumnType, StreamKey, TensorSpec, Tolerate
 
 
 def refuse(error: TraceError) -> None:
@@ -30,7 +30,7 @@ def refuse(error: TraceError) -> None:
 
 
 @contextmanager
-def tolerated(tolerate: Callable[[TraceError], None]) -> Iterator[None]:
+def tolerated(tolerate: Tolerate) -> Iterator[None]:
     """A block in which damage ends the block and is reported, by an error or otherwise."""
     try:
         yield
@@ -49,7 +49,7 @@ class Stream(ABC):
         tensors: those that are present at a committed step.
     """
 
-    def __init__(self, key: StreamKey, where: str, tolerate: Callable[[TraceError], None] = refuse) -> None:
+    def __init__(self, key: StreamKey, where: str, tolerate: Tolerate = refuse) -> None:
         self.key = key
         self.where = where
         self.tolerate = tolerate

@@ -49,11 +49,11 @@ from gtrace.trace.sketches import stored_bytes
 from gtrace.trace.source import Stream, TraceSource, arrays_of, check_root, refuse, tensor_spec, tolerated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import ArrayForm, Beat, ColumnType, Rows, TensorSpec
+    from gtrace.trace.format import ArrayForm, Beat, ColumnType, Rows, TensorSpec, Tolerate
     from gtrace.trace.remote import Files
     from gtrace.trace.source import WholeArray
 
@@ -151,7 +151,7 @@ def read_node(files: Files, folder: str) -> dict[str, Any] | None:
     raise TraceError(f"{path}: not Zarr format 3, the only one that is read, or 'attributes' is not an object")
 
 
-def read_group(files: Files, folder: str, tolerate: Callable[[TraceError], None] = refuse) -> dict[str, Any] | None:
+def read_group(files: Files, folder: str, tolerate: Tolerate = refuse) -> dict[str, Any] | None:
     """The attributes of a group, None if it does not exist; default ones if they are damaged and that is tolerated.
 
     Raises:
@@ -321,7 +321,7 @@ class _ArrayFile:
 class _ZarrStream(Stream):
     """One stream's folder, cut to the rows that were committed when it was opened."""
 
-    def __init__(self, files: Files, folder: str, key: StreamKey, tolerate: Callable[[TraceError], None]) -> None:
+    def __init__(self, files: Files, folder: str, key: StreamKey, tolerate: Tolerate) -> None:
         super().__init__(key, folder, tolerate)
         self._files = files
         self._tables: dict[str, _ArrayFile] = {}
@@ -443,7 +443,7 @@ class _ZarrStream(Stream):
         return np.ascontiguousarray(chunk[offset])
 
 
-def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse, files: Files = LOCAL) -> TraceSource:
+def open_zarr(path: Path | str, tolerate: Tolerate = refuse, files: Files = LOCAL) -> TraceSource:
     """A Zarr trace; it keeps no files open.
 
     Args:

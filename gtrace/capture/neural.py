@@ -300,19 +300,11 @@ class NeuralRecorder:
             name, order, place = arrival.output
             calls = numbers.setdefault(name.path, {})
             call = calls.setdefault(order, len(calls))
-            attrs = {"module": name.path, "call": call, "output": place, "sample": dict(SAMPLE)}
-            slots.append(
-                Slot(
-                    index,
-                    name.path + (f"#{call}" if call else "") + (f".out{place}" if place else ""),
-                    arrival.shape,
-                    arrival.dtype,
-                    name.aliases,
-                    name.module_type,
-                    {"shape": list(arrival.shape), **attrs},
-                    {"n_total": arrival.total, "capacity": self._capacities[name.path, place]},
-                )
-            )
+            shown = name.path + (f"#{call}" if call else "") + (f".out{place}" if place else "")
+            about = {"module": name.path, "call": call, "output": place, "sample": dict(SAMPLE)}
+            attrs = {"shape": list(arrival.shape), **about}
+            sizes = {"n_total": arrival.total, "capacity": self._capacities[name.path, place]}
+            slots.append(Slot(index, shown, arrival.shape, arrival.dtype, name.aliases, name.module_type, attrs, sizes))
         return slots
 
     def _tell_compiled(self) -> None:

@@ -218,14 +218,11 @@ def all_fields(cls: type) -> list[Field[Any]]:
 
 def _instance(cls: type, values: dict[str, Any]) -> Any:
     """A settings class filled from values by option, which are taken out."""
-    return cls(
-        **{
-            field.name: _instance(field.metadata["settings"], values)
-            if "settings" in field.metadata
-            else values.pop(field.name)
-            for field in fields(cls)
-        }
-    )
+    found = {}
+    for field in fields(cls):
+        inner = field.metadata.get("settings")
+        found[field.name] = values.pop(field.name) if inner is None else _instance(inner, values)
+    return cls(**found)
 
 
 @dataclass(frozen=True)

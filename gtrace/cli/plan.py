@@ -209,13 +209,8 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
     codecs = _codecs(settings)
     with open_trace(trace) as opened:
         steps = choose_steps(opened, choose_infos(opened, kind=settings.kind), settings.steps, MOST_STEPS)
-        curves, warnings = measure(
-            opened,
-            codecs,
-            steps=sorted(steps),
-            tensors=None if settings.tensors is None else words(settings.tensors),
-            **arguments(settings, "measure"),
-        )
+        globs = None if settings.tensors is None else words(settings.tensors)
+        curves, warnings = measure(opened, codecs, steps=sorted(steps), tensors=globs, **arguments(settings, "measure"))
         outlook = Outlook(f"a sweep measures them: gtrace sweep {trace}")
         about = {"trace": str(trace), "trace_fingerprint": opened.fingerprint, _ATTRS: opened.attrs}
         return curves, outlook, about, [f"warning: {text}" for text in warnings]

@@ -186,13 +186,8 @@ def sketch(settings: _SketchSettings, trace: Path | str) -> None:
     with step_progress("sketch", quiet=settings.as_json) as progress:
         done = sketch_trace(trace, path, sketch=plan, tensors=settings.tensors, force=settings.force, progress=progress)
     if settings.as_json:
-        print_json(
-            {
-                "output": str(path),
-                **done.plan.describe(),
-                **pick(done, "sketched", "raw", "bytes_before", "bytes_after"),
-            }
-        )
+        counts = pick(done, "sketched", "raw", "bytes_before", "bytes_after")
+        print_json({"output": str(path), **done.plan.describe(), **counts})
         return
     before = done.bytes_before
     share = "" if before is None else f"{size_text(before)} -> "
@@ -306,15 +301,10 @@ def export(settings: _ExportSettings, trace: Path | str) -> None:
     from gtrace.trace.exporting import ExportChoice, export_trace
     from gtrace.trace.remote import stem_of
 
+    path = settings.output or Path(f"{stem_of(trace)}.{settings.to}")
+    choice = ExportChoice(**arguments(settings, "choice"))
     with open_trace(trace) as opened, step_progress("export", quiet=settings.as_json) as progress:
-        made = export_trace(
-            opened,
-            settings.output or Path(f"{stem_of(trace)}.{settings.to}"),
-            settings.to,
-            ExportChoice(**arguments(settings, "choice")),
-            force=settings.force,
-            progress=progress,
-        )
+        made = export_trace(opened, path, settings.to, choice, force=settings.force, progress=progress)
     if settings.as_json:
         print_json({"output": os.fspath(made.output), **pick(made, "steps", "tensors", "files")})
         return

@@ -292,15 +292,7 @@ def repair_trace(path: str | os.PathLike[str]) -> Repair:
         with new_beside(place, "repair", f"{path}: the repaired trace") as new:
             right = TraceSource(str(new), attrs, streams)
             write_source(right, new, hdf5=place.is_file() or is_hdf5(place), sharded=False)
-            if backup is not None:
-                os.rename(place, backup)
-                try:
-                    os.rename(new, place)
-                except OSError:
-                    os.rename(backup, place)
-                    raise
-            else:
-                move_in(new, place, force=True)
+            move_in(new, place, force=True, backup=backup)
     for leftover in report.leftovers:
         # Leftovers inside the old folder went with it.
         if os.path.lexists(leftover):

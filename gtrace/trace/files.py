@@ -328,11 +328,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def move_in(new: Path, path: Path, *, force: bool) -> None:
+def move_in(new: Path, path: Path, *, force: bool, backup: Path | None = None) -> None:
     """Move a finished file or folder to its place.
 
-    With ``force`` the old one is deleted once the new one is in its place. Without it, if two processes find the
-    place free at the same moment, only one gets it.
+    With ``force`` the old one is deleted, or kept as ``backup``, once the new one is in its place. Without it, if two
+    processes find the place free at the same moment, only one gets it.
 
     Raises:
         OutputExistsError: ``force`` is off and something is there.
@@ -350,20 +350,21 @@ def move_in(new: Path, path: Path, *, force: bool) -> None:
                 raise
             raise OutputExistsError(f"{path}: appeared meanwhile and is kept; choose another place") from error
         return
-    if not path.exists() or not (new.is_dir() or path.is_dir()):
+    if backup is None and (not path.exists() or not (new.is_dir() or path.is_dir())):
         os.replace(new, path)
         return
-    if _exchange(new, path):
+    if backup is None and _exchange(new, path):
         remove(new)
         return
-    old = beside(path, "old")
+    old = backup or beside(path, "old")
     os.rename(path, old)
     try:
         os.rename(new, path)
     except OSError:
         os.rename(old, path)
         raise
-    remove(old)
+    if backup is None:
+        remove(old)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -155,13 +155,9 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
             TraceError: it is not a regular file, holds links, is damaged, or declares more than it can hold.
         """
         stored = stored_bytes(path)
-        answer = self._ask(
-            printable(str(path)),
-            self._limits.processor(stored, 0),
-            memory=self._limits.memory + self._held + stored,
-            path=str(path),
-            suffix=suffix,
-        )
+        seconds = self._limits.processor(stored, 0)
+        memory = self._limits.memory + self._held + stored
+        answer = self._ask(printable(str(path)), seconds, memory=memory, path=str(path), suffix=suffix)
         self._held += stored
         return GuardedFile(self, path, stored, [_entry(*fields) for fields in answer["entries"]], folder)
 

@@ -561,15 +561,8 @@ def _append(
         if np.iscomplexobj(values):
             # Capture does the same: a last axis of real and imaginary parts.
             values = np.stack([values.real, values.imag], axis=-1)
-        writer.append(
-            step,
-            name,
-            values,
-            kind=rules.kind,
-            rank=rank,
-            capacity=max(survey.sizes[name][0], 1) if rules.kind == "neural" else None,
-            dtype=entry.dtype,
-        )
+        capacity = max(survey.sizes[name][0], 1) if rules.kind == "neural" else None
+        writer.append(step, name, values, kind=rules.kind, rank=rank, capacity=capacity, dtype=entry.dtype)
 
 
 def _look(path: Path) -> tuple[tuple[str, ...], int]:

@@ -161,15 +161,9 @@ class SketchRow(NamedTuple):
 
         numbers = row_statistics(values)
         finite = values[np.isfinite(values)] if numbers.nonfinite else values
-        return cls(
-            tuple(MomentSketch.from_spec(values, spec) for spec in specs),
-            float(power_sum(finite, 1)),
-            numbers.norm2,
-            numbers.absmax,
-            numbers.zeros,
-            numbers.nonfinite,
-            values.size,
-        )
+        sketches = tuple(MomentSketch.from_spec(values, spec) for spec in specs)
+        norm1 = float(power_sum(finite, 1))
+        return cls(sketches, norm1, numbers.norm2, numbers.absmax, numbers.zeros, numbers.nonfinite, values.size)
 
     def merge(self, other: SketchRow) -> SketchRow:
         """The row of both inputs together.

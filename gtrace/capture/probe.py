@@ -96,7 +96,8 @@ class Stopwatch:
 
     def write(self) -> None:
         """Write what was measured of steps that were not recorded, once; of several ranks the first one does."""
-        path, place = Path(self._options.timings), process_place()
+        path = Path(self._options.timings)
+        place = process_place()
         if path.exists() or place.rank or os.getpid() != self._owner or not self._step:
             return
         found = self._session.times

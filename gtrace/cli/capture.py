@@ -220,7 +220,6 @@ class LiveView:
             return True
 
     def _report(self) -> None:
-        """Report once a second how long training waited."""
         self._socket.settimeout(0)
         while not self._done.wait(_EVERY):
             try:

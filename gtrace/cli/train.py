@@ -36,7 +36,7 @@ class _Train(Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if any(error.option_name in option.opts for option in compare.params):
+            if any(error.option_name in param.opts for param in compare.params):
                 raise UsageError(
                     f"{error.option_name}: is an option of gtrace study compare, which trains built-in tasks."
                 ) from None
@@ -112,7 +112,6 @@ def _train_script(settings: TrainSettings, script: str, args: tuple[str, ...]) -
 
 
 def _specs(settings: TrainSettings) -> list[str]:
-    """What ``--codec`` or ``--compare`` names."""
     spec, several = settings.codec, settings.compare
     if (spec is not None and several is not None) or not (spec or several or settings.plans):
         raise UsageError(

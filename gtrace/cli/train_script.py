@@ -360,7 +360,6 @@ def _conclude(
 
 
 def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> Iterator[str]:
-    """What a user reads at the end."""
     tally, steps = summary.tally, summary.steps
     each = tally.bits / 8 / steps
     variance = tally.worker_variance

@@ -114,7 +114,6 @@ def find_files(sources: Sequence[Path], suffixes: Collection[str]) -> tuple[list
 
 
 def _walk(source: Path) -> Iterable[Path]:
-    """The files and Zarr stores of a source."""
     if source.is_file() or is_zarr(source):
         yield source
         return

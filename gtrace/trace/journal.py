@@ -184,7 +184,7 @@ def lock_file(descriptor: int, how: int) -> bool:
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except OSError as error:
-        # Or there are no locks (some network file systems): nothing is known about other processes.
+        # Without locks (some network file systems) nothing is known about other processes.
         return not isinstance(error, BlockingIOError)
     return True
 
@@ -298,7 +298,7 @@ def _read_table(table: memoryview, crc: int, row: int, columns: Mapping[str, lay
 
 
 class JournalRows:
-    """The rows of a journal that chunk files do not have, by row number: these have ``base`` committed rows.
+    """The rows of a journal that chunk files do not have, by row number; those have the first ``base`` rows.
 
     ``tolerate`` is called if rows between the two are missing; it may raise.
     """

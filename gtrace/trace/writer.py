@@ -651,11 +651,13 @@ class _MemoryStreamSink:
         self.commits.append(rows)
 
     def source(self, key: StreamKey) -> MemoryStream:
-        commits, tables = self.commits, {}
+        commits = self.commits
         steps = np.concatenate([np.empty(0, np.int64), *(one.steps for one in commits)])
         scalars = {name: np.concatenate([np.empty(0), *(one.scalars[name] for one in commits)]) for name in SCALARS}
+        tables = {}
         for name in commits[0].statistics if commits else layout.statistics_of(key.kind):
-            column, row = layout.statistic_column(name), 0
+            column = layout.statistic_column(name)
+            row = 0
             tables[name] = np.full((steps.size, len(self.specs)), column.fill, column.dtype)
             for one in commits:
                 known = one.statistics[name]  # perhaps of fewer tensors

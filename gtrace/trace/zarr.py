@@ -528,7 +528,9 @@ def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str
 
     zarr-python and xarray look for the metadata of all arrays there. They are read if they are not ``gathered``.
     """
-    root, gathered = group_document(attributes), _read_below(folder) if gathered is None else gathered
+    if gathered is None:
+        gathered = _read_below(folder)
+    root = group_document(attributes)
     whole = root | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
     write_json(folder, whole if len(json.dumps(whole)) < layout.MAX_METADATA_BYTES else root)
 

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.report.analysis.run_logs import RunLogAnalysis
     from gtrace.report.analysis.savings import Savings
-    from gtrace.training.scriptlog import ScriptSummary
-    from gtrace.training.unmodified import ScriptTraining
+    from gtrace.training.unmodified import ScriptSummary, ScriptTraining
 
 
 def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple[str, ...]) -> int:

@@ -13,10 +13,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from gtrace.errors import OutputExistsError, UsageError, suggest
+from gtrace.errors import UsageError, suggest
 from gtrace.settings import KINDS, documented, option
 from gtrace.torch_hooks.processes import launched_place
-from gtrace.trace.files import HDF5_SUFFIXES
+from gtrace.trace.files import HDF5_SUFFIXES, check_place
 from gtrace.trackers import TO_HELP, check_tracker
 from gtrace.units import parse_size, step_ranges
 
@@ -395,23 +395,14 @@ def _check_place(path: Path, *, force: bool, run: str | None, first: bool) -> No
     """Find what would prevent the trace: before a long training run, not after it."""
     if path.suffix not in (".zarr", *HDF5_SUFFIXES):
         raise UsageError(f"{path}: a trace ends in .zarr or .h5; choose another name")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another place")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path}: the folder {path.parent} cannot be written; choose another place")
-    if not os.path.lexists(path):
-        return
     attrs = _root_attributes(path)
     # A rank that exists too early is from an earlier launch with the same --rdzv-id and port.
     earlier = first and os.path.lexists(path / f"rank{launched_place().rank or 0:05d}")
-    if run is not None and attrs.get("run") == run and not earlier:
-        return  # another process of this run was quicker
-    if not force:
-        raise OutputExistsError(f"{path} already exists; pass force=True to replace it, or choose another place")
-    if path.is_dir() and any(path.iterdir()) and attrs.get("format") != "gtrace":
-        raise OutputExistsError(
-            f"{path}: is a folder but not a trace, so it is kept; delete it yourself or choose another place"
-        )
+    # Another process of this run may have been quicker.
+    if run is None or attrs.get("run") != run or earlier:
+        check_place(path, force=force, is_trace=lambda place: _root_attributes(place).get("format") == "gtrace")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path}: the folder {path.parent} cannot be written; choose another place")
 
 
 def _root_attributes(folder: Path) -> dict[str, Any]:

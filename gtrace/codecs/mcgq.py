@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.base import Pieces, TensorSums
+    from gtrace.buckets import TensorSums
+    from gtrace.codecs.base import Pieces
     from gtrace.codecs.parts import Values
     from gtrace.types import State
 

@@ -115,7 +115,7 @@ def export_trace(
     chosen = sorted(choose_steps(trace, infos, every if choice.steps is None else choice.steps))
     rows = _Rows(trace, infos, chosen)
     place = Path(os.path.realpath(output))
-    check_place(place, force=force, is_trace=_is_export)
+    check_place(place, force=force, is_trace=_is_export, what="an export of gtrace")
     if place.is_dir() and to == "parquet":
         raise OutputExistsError(f"{output}: is a folder, but a table is one file; choose another -o")
     clear_leftovers(place)

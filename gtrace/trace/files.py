@@ -240,8 +240,8 @@ class Storing(AbstractContextManager["Storing"]):
             raise write_error(self._path, error) from error
 
 
-def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) -> None:
-    """Refuse a place where a new trace must not be put.
+def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool], what: str = "a gtrace trace") -> None:
+    """Refuse a place where a new trace, or ``what`` else ``is_trace`` recognizes, must not be put.
 
     Raises:
         UsageError: its folder does not exist.
@@ -262,7 +262,7 @@ def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) ->
         raise OutputExistsError(f"{path}: is neither a file nor a folder, so it is kept; choose another place")
     if not is_trace(path) and any(path.iterdir()):
         raise OutputExistsError(
-            f"{path}: is a folder but not a gtrace trace, so it is kept; delete it yourself or choose another place"
+            f"{path}: is a folder but not {what}, so it is kept; delete it yourself or choose another place"
         )
 
 

@@ -159,7 +159,7 @@ def test_what_was_there_is_replaced_only_by_force_and_only_if_it_is_a_trace(fold
     write_script(folder / "mine.zarr" / "thesis.txt", "all of it")
     code, out, err = capture("--force -o mine.zarr train.py")
     assert (code, out) == (4, "")
-    assert "is a folder but not a trace, so it is kept" in err
+    assert "is a folder but not a gtrace trace, so it is kept" in err
     assert (folder / "mine.zarr" / "thesis.txt").read_text() == "all of it"
 
 

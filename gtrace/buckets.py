@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from gtrace.kernels import norms as _norms
 from gtrace.kernels import sketching as _sketching
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -151,6 +152,33 @@ class Blocks:
             self._filled = 0
 
 
+class BlockSums:
+    """Sums over arrays that arrive together in parts, to the last bit the same whatever the parts' lengths.
+
+    Args:
+        function: one block of :class:`Blocks` of each array -> its ``number`` sums.
+        number: of sums.
+
+    Attributes:
+        totals: float64[number], of the blocks so far.
+    """
+
+    def __init__(self, function: Callable[..., ArrayLike], number: int) -> None:
+        self._function, self._blocks = function, Blocks()
+        self.totals = np.zeros(number)
+
+    def add(self, *arrays: NDArray[Any]) -> None:
+        """Add the next part of each array."""
+        for block in self._blocks.add(*arrays):
+            self.totals += self._function(*block)
+
+    def finish(self) -> NDArray[np.float64]:
+        """The sums."""
+        for block in self._blocks.rest():
+            self.totals += self._function(*block)
+        return self.totals
+
+
 class TensorSums(NamedTuple):
     """Sums from one pass over a tensor, for methods in which all parts share a scale.
 
@@ -186,40 +214,27 @@ class RunningTensorSums:
     """Sums over values that arrive in parts, equal to those over all of them at once."""
 
     def __init__(self) -> None:
-        self._blocks = Blocks()
-        self._size, self._norm1, self._energy = 0, 0.0, 0.0
-        self._least, self._greatest = math.inf, -math.inf
+        self._powers = BlockSums(lambda block: (_norms.power_sum(block, 1), _norms.power_sum(block, 2)), 2)
+        self._size, self._least, self._greatest = 0, math.inf, -math.inf
 
     def add(self, values: NDArray[np.float32]) -> None:
         """Add the next part, finite float32[n]."""
         self._size += values.size
-        for (block,) in self._blocks.add(values):
-            self._block(block)
-
-    def _block(self, block: NDArray[np.float32]) -> None:
-        self._norm1 += float(_norms.power_sum(block, 1))
-        self._energy += float(_norms.power_sum(block, 2))
-        self._least = min(self._least, float(block.min()))
-        self._greatest = max(self._greatest, float(block.max()))
+        self._powers.add(values)
+        self._least = float(values.min(initial=self._least))
+        self._greatest = float(values.max(initial=self._greatest))
 
     def finish(self) -> TensorSums:
         """The sums."""
-        for (block,) in self._blocks.rest():
-            self._block(block)
         ends = (self._least, self._greatest) if self._size else (0.0, 0.0)
-        return TensorSums(self._size, self._norm1, self._energy, *ends)
+        return TensorSums(self._size, *self._powers.finish().tolist(), *ends)
 
 
 class _Workspace(threading.local):
     """Dense tables, one pair per thread: fresh memory would cost more in page faults than the pass itself."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-
-    def tables(self, rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        if rows not in self._tables:
-            self._tables[rows] = _tables(rows)
-        return self._tables[rows]
+        self.tables = cache(_tables)
 
 
 def _tables(rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

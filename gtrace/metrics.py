@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.buckets import Blocks, as_values
+from gtrace.buckets import BlockSums, as_values
 from gtrace.errors import UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import norms as _norms
@@ -251,22 +251,20 @@ class RunningComparison:
     def __init__(self, exact: Histogram, energy: float, norm1: float) -> None:
         self._exact, self._energy, self._norm1 = exact, energy, norm1
         self._decoded = Histogram()
-        self._blocks = Blocks()
-        self._sums = np.zeros(_compare.SUMS)
+        self._sums = BlockSums(_compared, _compare.SUMS)
         self._size = 0
-        self._weighted: WeightedSums | None = None
+        self._weighted: BlockSums | None = None
 
     def add(
         self, values: NDArray[np.float32], decoded: NDArray[np.float32], weights: NDArray[np.float64] | None = None
     ) -> None:
         """The next part: two float32[n], and with every part or with none its weights, float64[n]."""
         if weights is not None:
-            self._weighted = self._weighted or WeightedSums()
+            self._weighted = self._weighted or BlockSums(weighted_sums, 2)
             self._weighted.add(values, decoded, weights)
         self._size += values.size
         self._decoded.add(decoded)
-        for g, q in self._blocks.add(values, decoded):
-            self._block(g, q)
+        self._sums.add(values, decoded)
 
     def add_counted(
         self,
@@ -277,62 +275,38 @@ class RunningComparison:
     ) -> None:
         """The next part instead of :meth:`add`: decoded values and how often each occurs; :meth:`settle` gets sums."""
         if weights is not None:
-            self._weighted = self._weighted or WeightedSums()
+            self._weighted = self._weighted or BlockSums(weighted_sums, 2)
             self._weighted.add(values, values, weights)
         self._size += values.size
         self._decoded.add_counted(decoded, counts)
 
     def settle(self, sums: NDArray[np.float64]) -> None:
         """The sums of :func:`gtrace.kernels.compare.compare` over all values."""
-        self._sums = sums
-
-    def _block(self, g: NDArray[np.float32], q: NDArray[np.float32]) -> None:
-        sums = np.empty(_compare.SUMS)
-        _compare.compare(g, q, _UNWEIGHTED, sums)
-        self._sums += sums
+        self._sums.totals = sums
 
     def finish(self) -> tuple[Comparison, float]:
         """The comparison, Wasserstein distances from histograms, and the largest possible error of ``w1``."""
-        for g, q in self._blocks.rest():
-            self._block(g, q)
+        sums = self._sums.finish()
         w1, doubt = histogram_distance(self._exact, self._decoded)
         # The mean error is a distance of one way to pair values; the least one is no longer.
-        most = float(self._sums[1]) / max(1, self._size)
+        most = float(sums[1]) / max(1, self._size)
         w1, doubt = min(w1, most), min(doubt, most)
         w1_mcgq = math.nan
-        decoded1 = float(self._sums[_compare.NORM1])
+        decoded1 = float(sums[_compare.NORM1])
         if self._norm1 > 0 and decoded1 > 0:
             w1_mcgq = scaled_distance(self._exact, self._decoded, 1 / self._norm1, 1 / decoded1)
         update_error = math.nan
         if self._weighted is not None:
-            error, weight = self._weighted.finish()
+            error, weight = self._weighted.finish().tolist()
             # Of decoded values that only their counts are known of, the error is among the sums.
-            update_error = relative(error or float(self._sums[_compare.WEIGHTED]), weight)
-        return _comparison(self._sums.tolist(), self._size, self._energy, self._norm1, w1, w1_mcgq, update_error), doubt
+            update_error = relative(error or float(sums[_compare.WEIGHTED]), weight)
+        return _comparison(sums.tolist(), self._size, self._energy, self._norm1, w1, w1_mcgq, update_error), doubt
 
 
-class WeightedSums:
-    """sum w (q - g)^2 and sum w g^2 of what arrives in parts, to the last bit as of the whole."""
-
-    def __init__(self) -> None:
-        self._blocks = Blocks()
-        self._error, self._energy = 0.0, 0.0
-
-    def add(self, values: NDArray[np.float32], decoded: NDArray[np.float32], weights: NDArray[np.float64]) -> None:
-        """The next part: two float32[n] and float64[n]."""
-        for block in self._blocks.add(values, decoded, weights):
-            self._block(*block)
-
-    def _block(self, values: NDArray[np.float32], decoded: NDArray[np.float32], weights: NDArray[np.float64]) -> None:
-        error, energy = weighted_sums(values, decoded, weights)
-        self._error += error
-        self._energy += energy
-
-    def finish(self) -> tuple[float, float]:
-        """The two sums."""
-        for block in self._blocks.rest():
-            self._block(*block)
-        return self._error, self._energy
+def _compared(g: NDArray[np.float32], q: NDArray[np.float32]) -> NDArray[np.float64]:
+    sums = np.empty(_compare.SUMS)
+    _compare.compare(g, q, _UNWEIGHTED, sums)
+    return sums
 
 
 def _comparison(sums: Any, size: Any, energy: Any, norm1: Any, w1: Any, w1_mcgq: Any, update_error: Any) -> Comparison:

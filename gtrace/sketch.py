@@ -147,17 +147,8 @@ class MomentSketch:
         return cls.from_spec(values, SummarySpec(norm, bucket_size, tail, clip), weights=weights)  # type: ignore[arg-type]
 
     @classmethod
-    def from_spec(
-        cls,
-        values: ArrayLike,
-        spec: SummarySpec,
-        scale: NDArray[np.float32] | None = None,
-        weights: ArrayLike | None = None,
-    ) -> MomentSketch:
-        """Sketch a tensor as ``spec`` (a codec's ``needs``) says; see :meth:`of`.
-
-        ``scale`` is the norm, float32[1], of a tensor that is one bucket and of which ``values`` are a part.
-        """
+    def from_spec(cls, values: ArrayLike, spec: SummarySpec, weights: ArrayLike | None = None) -> MomentSketch:
+        """Sketch a tensor as ``spec`` (a codec's ``needs``) says; see :meth:`of`."""
         if spec.norm not in NORMS:
             raise UsageError(f"norm: '{spec.norm}' is unknown; {suggest(str(spec.norm), NORMS)}")
         if spec.bucket_size is not None and spec.bucket_size < 1:
@@ -258,33 +249,12 @@ class MomentSketch:
         Raises:
             UsageError: the two were built with different specs.
         """
-        moments = None
-        if self.bucket_moments is not None and other.bucket_moments is not None:
-            moments = np.concatenate([self.bucket_moments, other.bucket_moments])
-        return self.plus(other, moments=moments)
+        found = self.alone.plus(other.alone, np.ones((1, 2)), np.ones((1, 2)))[0]
+        if self.bucket_moments is None or other.bucket_moments is None:
+            return found if found.bucket_moments is None else replace(found, bucket_moments=None)
+        return replace(found, bucket_moments=np.concatenate([self.bucket_moments, other.bucket_moments]))
 
     __add__ = merge
-
-    def plus(
-        self,
-        other: MomentSketch,
-        own: tuple[float, float] = (1, 1),
-        others: tuple[float, float] = (1, 1),
-        moments: NDArray[np.float64] | None = None,
-    ) -> MomentSketch:
-        """The sum of two sketches, each with the weights of :meth:`scaled`.
-
-        Args:
-            other: built with the same spec.
-            own: mass and energy that multiply this sketch.
-            others: those that multiply the other one.
-            moments: ``bucket_moments`` of the sum.
-
-        Raises:
-            UsageError: the two were built with different specs.
-        """
-        found = self.alone.plus(other.alone, np.array([own], float), np.array([others], float))[0]
-        return found if found.bucket_moments is moments else replace(found, bucket_moments=moments)
 
     def scaled(self, mass: float, energy: float | None = None) -> MomentSketch:
         """The same law with another weight.
@@ -558,7 +528,7 @@ class SketchSet:
     def plus(
         self, other: SketchSet, own: NDArray[np.float64], others: NDArray[np.float64], share: float = 1.0
     ) -> SketchSet:
-        """See :meth:`MomentSketch.plus`, with weights float64[tensors, 2]; then times ``share``.
+        """Merge two sets, each with the weights of :meth:`scaled`, float64[tensors, 2]; then times ``share``.
 
         One sketch is added to each; those of the other set with weights 0 are left out. The moments of single buckets,
         which have no weights, are those of this set.

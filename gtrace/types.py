@@ -63,7 +63,12 @@ class Key(NamedTuple):
         False
         """
         text = "\0".join((str(int(seed)), str(int(draw)), str(int(worker)), role, str(int(step)), tensor))
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        return cls.hashed(text.encode())
+
+    @classmethod
+    def hashed(cls, data: bytes, purpose: bytes = b"") -> Key:
+        """The key that a 128-bit BLAKE2b digest of some bytes gives; another one for each purpose."""
+        digest = hashlib.blake2b(data, digest_size=16, person=purpose).digest()
         return cls(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
 
 

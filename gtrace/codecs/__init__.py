@@ -27,7 +27,7 @@ from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
 from gtrace.codecs.rotation import Dct, Eden, Rotate, expected_on_any
 from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
-from gtrace.codecs.sparsifiers import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
+from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
 from gtrace.codecs.spec import codec, codec_class, codec_names, parse_spec, register, split_specs, wrapper_names
 from gtrace.codecs.tables import Dynamic8, Fp4, Int8, IntN, Nf4, Quantile8, Uniform8
 from gtrace.codecs.thc import Thc

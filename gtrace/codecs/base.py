@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.buckets import TensorSums
+    from gtrace.codecs.parts import Word
     from gtrace.coding.huffman import CodedBlock
     from gtrace.sketch import MomentSketch, SketchSet
 
@@ -70,8 +71,8 @@ def coder_parameter() -> Any:
     )
 
 
-def parameter_fields(codec: Codec | type[Codec]) -> tuple[dataclasses.Field[Any], ...]:
-    """The dataclass fields that are parameters; other fields, such as a wrapper's inner codec, are left out."""
+def parameter_fields(codec: Codec | type[Codec] | Word) -> tuple[dataclasses.Field[Any], ...]:
+    """The dataclass fields of a codec or part that are parameters; others, such as a wrapper's inner codec, are not."""
     return tuple(item for item in dataclasses.fields(codec) if "help" in item.metadata)
 
 

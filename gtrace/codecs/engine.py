@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 import numpy as np
 
 from gtrace.buckets import TensorSums
-from gtrace.codecs.base import Codec, CodedBits, EncodedPart, Simulated, check_summary, checked_values, sized_values
+from gtrace.codecs.base import (
+    Codec,
+    CodedBits,
+    EncodedPart,
+    Simulated,
+    check_summary,
+    checked_values,
+    parameter_fields,
+    sized_values,
+)
 from gtrace.codecs.grids import LevelGrid
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
@@ -47,7 +56,7 @@ def assembled(cls: C) -> C:
     found: dict[str, str] = {}
     parts: Parts = cls.parts  # type: ignore[attr-defined]
     for part in parts.each.values():
-        for item in part.own_parameters():
+        for item in parameter_fields(part):
             found[item.name] = str(item.type)
             default = getattr(part, item.name)
             setattr(cls, item.name, dataclasses.field(default=default, metadata=item.metadata))

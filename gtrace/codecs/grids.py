@@ -382,10 +382,7 @@ class PowersOfHalf(Powers):
 
 @lru_cache(maxsize=256)
 def _powers(p: float, bits: int, zero: bool) -> Values:
-    count = 2 ** (bits - 1)
-    powers = p ** np.arange(count - (2 if zero else 1), -1, -1, dtype=np.float64)
-    powers = powers[powers >= _TINY]
-    levels = np.concatenate([[0.0], powers] if zero else [powers]).astype(np.float32)
+    levels: Values = amq_levels(p, bits, zero).astype(np.float32)
     levels.flags.writeable = False
     return levels
 
@@ -445,11 +442,7 @@ class Fitted(LevelGrid):
     def levels(self, state: State) -> Values:
         """The fitted magnitudes, float32[m]; fewer than 2^(bits - 1) if the data has fewer values."""
         fitted = state.arrays.get("levels")
-        if fitted is not None:
-            return fitted
-        count = 2 ** (self.bits - 1) - int(self.zero)
-        powers = 2.0 ** np.arange(max(1 - count, -126), 1)
-        return np.concatenate([[0.0], powers] if self.zero else [powers]).astype(np.float32)
+        return _powers(0.5, self.bits, self.zero) if fitted is None else fitted
 
     def fit(self, state: State, summary: MomentSketch) -> State:
         """Fit to the summary; if it has no weight, the levels stay."""

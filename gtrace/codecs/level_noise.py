@@ -9,7 +9,6 @@ import numpy as np
 from gtrace.codecs.engine import Composed, level_grid
 from gtrace.codecs.level_sets import LevelSets, judged_together
 from gtrace.kernels.noise import noise_of_levels
-from gtrace.kernels.rounding import COUNT, SEARCH, UNIFORM
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from gtrace.sketch import MomentSketch
     from gtrace.types import Key
 
-_KINDS = {"uniform": UNIFORM, "count": COUNT, "search": SEARCH}
-
 
 def noisy_together(item: Codec) -> bool:
     """Whether a codec can be in :class:`LevelNoise`: it rounds values as they are, to levels that a norm scales."""
@@ -32,7 +29,7 @@ def noisy_together(item: Codec) -> bool:
     if grid is None or not isinstance(item, Composed) or item.fits_itself or not judged_together(item):
         return False
     scale = cast("BucketNorm", item.parts.scale)
-    return scale.clip is None and scale.tail == "quantized" and grid.rule(State(0)).kind in _KINDS
+    return scale.clip is None and scale.tail == "quantized" and grid.rule(State(0)).kind != "powers"
 
 
 class LevelNoise:
@@ -79,7 +76,7 @@ class LevelNoise:
             cut.x,
             cut.bucket,
             cut.scales,
-            np.array([(_KINDS[rule.kind], rule.mirrored, rule.steps) for rule in rules]),
+            np.array([(rule.number, rule.mirrored, rule.steps) for rule in rules]),
             grids.levels.astype(np.float32),
             grids.starts,
             np.array(keys, np.uint64),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from gtrace.codecs.base import Measured
+from gtrace.codecs.base import Measured, parameter_fields
 from gtrace.coding.fixed import read_floats
 from gtrace.errors import PayloadError
 from gtrace.kernels.norms import GIVEN
@@ -94,11 +94,6 @@ class Word:
     def deterministic(self) -> bool:
         """Whether no randomness is needed, except for coins of exact zeros."""
         return True
-
-    @classmethod
-    def own_parameters(cls) -> tuple[dataclasses.Field[Any], ...]:
-        """The fields that a spec can set."""
-        return tuple(item for item in fields(cls) if "help" in item.metadata)
 
 
 @dataclass(frozen=True)
@@ -417,7 +412,7 @@ class Parts:
     def of(self, codec: object) -> Parts:
         """The same parts with a codec's parameters."""
         made = {
-            word: dataclasses.replace(part, **{item.name: getattr(codec, item.name) for item in part.own_parameters()})
+            word: dataclasses.replace(part, **{item.name: getattr(codec, item.name) for item in parameter_fields(part)})
             for word, part in self.each.items()
         }
         return Parts(**made)  # type: ignore[arg-type]

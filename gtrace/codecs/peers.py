@@ -63,11 +63,9 @@ class _OneRank:
         self._torch, self.sent = torch, list[Any]()
 
     def size(self, *_: Any) -> int:
-        """Ranks."""
         return 1
 
     def rank(self, *_: Any) -> int:
-        """Number of this rank."""
         return 0
 
     get_world_size, get_rank = size, rank
@@ -80,13 +78,11 @@ class _OneRank:
     broadcast = all_reduce
 
     def all_gather(self, outputs: Any, tensor: Any, *_: Any, **__: Any) -> _Work:
-        """A list of one."""
         self.sent.append(tensor.clone())
         outputs[0].copy_(tensor)
         return _Work(self._torch, outputs)
 
     def all_gather_into_tensor(self, output: Any, tensor: Any, *_: Any, **__: Any) -> _Work:
-        """The tensor itself."""
         self.sent.append(tensor.clone())
         output.copy_(tensor.reshape(output.shape))
         return _Work(self._torch, output)
@@ -114,7 +110,6 @@ class _Work:
         self._future.set_result([result])
 
     def get_future(self) -> Any:
-        """A future of a list with the result."""
         return self._future
 
     def wait(self) -> bool:
@@ -129,7 +124,6 @@ class _Bucket:
         self._buffer, self._shape = tensor.flatten(), tensor.shape
 
     def buffer(self) -> Any:
-        """All values, one after the other."""
         return self._buffer
 
     def set_buffer(self, tensor: Any) -> None:
@@ -137,17 +131,14 @@ class _Bucket:
         self._buffer = tensor
 
     def gradients(self) -> list[Any]:
-        """The parameter's gradient, a view."""
         return [self._buffer.view(self._shape)]
 
     parameters = gradients
 
     def index(self) -> int:
-        """The first bucket."""
         return 0
 
     def is_last(self) -> bool:
-        """The last one, too."""
         return True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import struct
 from dataclasses import dataclass
@@ -173,8 +172,7 @@ class PowerSgd(Composed):
         if self.warm:
             return np.where(q.any(axis=0), q, start)
         # The same on all workers, whose starts are the same.
-        digest = hashlib.blake2b(start.astype("<f4").tobytes(), digest_size=16, person=b"powersgd").digest()
-        return _normal(start.shape, struct.unpack("<QQ", digest))
+        return _normal(start.shape, Key.hashed(start.astype("<f4").tobytes(), b"powersgd"))
 
     def _rows(self, state: State) -> int:
         """Rows of the matrix; 0 for a tensor that is sent exactly."""
@@ -184,7 +182,6 @@ class PowerSgd(Composed):
 
 
 def _normal(shape: tuple[int, ...], key: tuple[int, int]) -> Values:
-    """Normal random numbers, float32."""
     random = np.empty((2, *shape), np.uint32)
     _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), random.reshape(-1))
     u = (random + 0.5) / 2.0**32

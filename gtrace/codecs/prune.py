@@ -152,7 +152,6 @@ class _PruningCodec(Composed):
         """The expected squared error."""
 
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
-        """The weighted sums alone."""
         return self.lost(state, weighted)
 
     def _expectation(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import struct
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import hadamard as _hadamard
 from gtrace.kernels.counter import fill_uniform
-from gtrace.types import Expectation
+from gtrace.types import Expectation, Key
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -65,8 +64,8 @@ def rotated(x: Values, block: int, seed: int, *, signs: Values = _DRAWN, back: b
 
 
 def _words(seed: int, purpose: bytes = b"") -> tuple[np.uint64, np.uint64]:
-    digest = hashlib.blake2b(_SEED.pack(seed), digest_size=16, person=purpose).digest()
-    return np.uint64(int.from_bytes(digest[:8], "little")), np.uint64(int.from_bytes(digest[8:], "little"))
+    key = Key.hashed(_SEED.pack(seed), purpose)
+    return np.uint64(key.high), np.uint64(key.low)
 
 
 @register_wrapper
@@ -121,8 +120,7 @@ class Rotate(Coordinates):
 
     def inner_key(self, key: tuple[int, int]) -> tuple[int, int]:
         """Another key for the inner codec: a second rotation must not undo the first one's signs."""
-        digest = hashlib.blake2b(struct.pack("<QQ", *key), digest_size=16, person=b"rotated").digest()
-        return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+        return Key.hashed(struct.pack("<QQ", *key), b"rotated")
 
     @property
     def part_multiple(self) -> int | None:

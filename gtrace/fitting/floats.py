@@ -19,7 +19,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import scipy as sp
@@ -276,14 +276,8 @@ _LN2 = math.log(2.0)
 NORMAL_MU = -(np.euler_gamma + _LN2) / (2.0 * _LN2)
 
 
-class MagnitudeLaw(Protocol):
-    """A law of |x|, or one for each of several shifts; points are float64[p], results float64[shifts, p]."""
-
-    def mass(self, low: Floats, high: Floats) -> Floats:
-        """P(low < x < high)."""
-
-    def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
-        """E[(x / unit)^power; low < x < high], power 1 or -1."""
+#: a law of |x|, or one for each of several shifts; points are float64[p], results float64[shifts, p]
+MagnitudeLaw: TypeAlias = "LogNormalMagnitudes | HalfNormalMagnitudes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +300,7 @@ class LogNormalMagnitudes:
         return out
 
     def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
-        """E[(x / unit)^power; low < x < high]."""
+        """E[(x / unit)^power; low < x < high], power 1 or -1."""
         spread = self.sigma * _LN2
         at_low, at_high = self._tail(power, unit, low), self._tail(power, unit, high)
         shift = power * spread

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from gtrace.buckets import as_values, bucket_scales, clip_values
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
 from gtrace.kernels import descent as _descent
@@ -20,11 +19,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from gtrace.kernels import Floats, Ints
+    from gtrace.kernels import Floats
     from gtrace.types import SummarySpec
 
 #: types that the public functions accept as a law
 LawLike: TypeAlias = MomentSketch | TruncatedNormalMixture
+#: a law as the fits see it; both have the methods of a :class:`MixtureLaw` but for its curvature
+Law: TypeAlias = "MixtureLaw | SketchLaw"
 
 # Candidates for a grid: minimum, per level, maximum. A mixture is fitted to the last digit, so its levels must fall
 # to the right clusters; a sketch must be fitted in milliseconds.
@@ -33,39 +34,6 @@ _SKETCH_POINTS = (512, 8, 4096)
 # The companding grid samples a mixture at this many sigmas from each component, for at most this many components.
 _NEARBY = np.linspace(-12.0, 12.0, 97)
 _LOOKED_AT = 64
-
-
-class Law(Protocol):
-    """A law normalized to weight 1, as the fits see it.
-
-    A grid is float64[m], ascending. Its last level is fixed at the upper end of the support. A mirrored grid has a twin
-    below 0 and no level at 0, and all other levels are free; otherwise the first is fixed at the lower end.
-    """
-
-    @property
-    def support(self) -> tuple[float, float]:
-        """The ends of a grid."""
-
-    def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
-        """The objective, the mean of (b - r)(r - a) with a and b around r, and its slope for each free level."""
-
-    def objectives(self, grids: Floats, mirrored: bool) -> Floats:
-        """Objectives of many grids, float64[g, m], at once."""
-
-    def sweep(self, levels: Floats, mirrored: bool) -> float:
-        """One sweep of coordinate descent in place; returns the largest move."""
-
-    def areas(self, points: Floats) -> Floats:
-        """B(t) = E (t - r)_+ at points of the support."""
-
-    def spikes(self) -> Floats | None:
-        """The values of a law that consists of single values, ascending, or None if it has a continuous part."""
-
-    def companding(self, shares: Floats) -> Floats:
-        """Points that divide the integral of density^(1/3) in these shares: the limit of grids with many levels."""
-
-    def candidates(self, count: int) -> Floats:
-        """Ascending points, both ends of the support among them, that hold a good grid of ``count`` levels."""
 
 
 def check_law(law: LawLike, *, symmetric: bool = True) -> None:
@@ -119,7 +87,12 @@ def total_weight(sketch: MomentSketch, *, weighted: bool) -> float:
 
 
 class MixtureLaw:
-    """A mixture of truncated normals; every integral to the last digits, also in narrow cells and far tails."""
+    """A mixture of truncated normals; every integral to the last digits, also in narrow cells and far tails.
+
+    It is normalized to weight 1. A grid is float64[m], ascending. Its last level is fixed at the upper end of the
+    support. A mirrored grid has a twin below 0 and no level at 0, and all other levels are free; otherwise the first is
+    fixed at the lower end.
+    """
 
     def __init__(self, mixture: TruncatedNormalMixture, *, symmetric: bool = True) -> None:
         self._table = _component_table(mixture, symmetric)
@@ -128,7 +101,7 @@ class MixtureLaw:
         self.smooth = bool((mixture.sigmas > 0).all())
 
     def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
-        """See :meth:`Law.gradient`."""
+        """The objective, the mean of (b - r)(r - a) with a and b around r, and its slope for each free level."""
         cells = self._cells(levels, mirrored)
         down = cells[:, _mixture.DOWN]
         objective = float(cells[:, _mixture.ERROR].sum())
@@ -152,7 +125,7 @@ class MixtureLaw:
         return diagonal, -mass[1:-1]
 
     def objectives(self, grids: Floats, mirrored: bool) -> Floats:
-        """See :meth:`Law.objectives`."""
+        """Objectives of many grids, float64[g, m], at once."""
         first = np.zeros((grids.shape[0], 1))
         edges = np.concatenate([first, grids], axis=1) if mirrored else np.ascontiguousarray(grids)
         # One call for all: the cell between two grids runs backwards and holds nothing.
@@ -163,11 +136,11 @@ class MixtureLaw:
         return out + grids[:, 0] * cells[:, 0, _mixture.DOWN] if mirrored else out
 
     def sweep(self, levels: Floats, mirrored: bool) -> float:
-        """See :meth:`Law.sweep`."""
+        """One sweep of coordinate descent in place; returns the largest move."""
         return float(_mixture.sweep(self._table, levels, mirrored))
 
     def areas(self, points: Floats) -> Floats:
-        """See :meth:`Law.areas`."""
+        """B(t) = E (t - r)_+ at points of the support."""
         edges, where = np.unique(np.append(points, self.support[0]), return_inverse=True)
         cells = self._cells(edges, mirrored=False)
         below = np.cumsum(cells[:, _mixture.MASS]) - cells[:, _mixture.MASS]
@@ -176,14 +149,14 @@ class MixtureLaw:
         return out
 
     def spikes(self) -> Floats | None:
-        """See :meth:`Law.spikes`."""
+        """The values of a law that consists of single values, ascending, or None if it has a continuous part."""
         present = self._table[self._table[:, _mixture.HEIGHT] > 0]
         if (present[:, _mixture.SIGMA] > 0).any():
             return None
         return np.unique(present[:, _mixture.ANCHOR])
 
     def companding(self, shares: Floats) -> Floats:
-        """See :meth:`Law.companding`."""
+        """Points that divide the integral of density^(1/3) in these shares: the limit of grids with many levels."""
         low, high = self.support
         rows = np.unique(np.linspace(0, len(self._table) - 1, min(len(self._table), _LOOKED_AT)).astype(int))
         anchors, sigmas = self._table[rows, _mixture.ANCHOR], self._table[rows, _mixture.SIGMA]
@@ -197,7 +170,7 @@ class MixtureLaw:
         return _divide(points, 0.5 * (heights[1:] + heights[:-1]) * np.diff(points), shares)
 
     def candidates(self, count: int) -> Floats:
-        """See :meth:`Law.candidates`."""
+        """Ascending points, both ends of the support among them, that hold a good grid of ``count`` levels."""
         size = _points(_MIXTURE_POINTS, count)
         points = self.companding(np.arange(size) / (size - 1.0))
         spikes = self._table[self._table[:, _mixture.SIGMA] == 0, _mixture.ANCHOR]
@@ -238,7 +211,8 @@ class SketchLaw:
             own = [count for count in dict.fromkeys(counts) if _points(_SKETCH_POINTS, count) == size]
             wanted = np.array(own)
             levels = np.empty(wanted.sum())
-            sizes, _, _ = self._fit(size, wanted, mirrored, limit, levels, np.empty((0, 0)))
+            none = np.empty((0, 0))
+            sizes, _, _ = _descent.fit_sets(self._table, self._zeros, size, wanted, mirrored, limit, levels, none)
             ends = np.cumsum(wanted)
             found |= {own[k]: levels[ends[k] - own[k] :][: sizes[k]].copy() for k in range(len(own))}
         return found
@@ -247,7 +221,8 @@ class SketchLaw:
         """The grid of least error near another one; also the objective at the start and after each round and sweep."""
         levels = levels.copy()
         grids = np.empty((limit + 1 + _descent.POLISH, levels.size))
-        sizes, rounds, sweeps = self._fit(0, np.array([levels.size]), mirrored, limit, levels, grids)
+        count = np.array([levels.size])
+        sizes, rounds, sweeps = _descent.fit_sets(self._table, self._zeros, 0, count, mirrored, limit, levels, grids)
         objectives = self.objectives(grids[:rounds], mirrored).tolist()
         objectives += [self.gradient(grid, mirrored)[0] for grid in grids[rounds : rounds + sweeps]]
         return levels[: sizes[0]], objectives
@@ -258,23 +233,15 @@ class SketchLaw:
         count = _descent.descend(self._table, self._zeros, *self._moments, edges, mirrored, limit, errors)
         return edges[1:] if mirrored else edges, errors[:count].tolist()
 
-    def _fit(
-        self, size: int, counts: Ints, mirrored: bool, limit: int, levels: Floats, grids: Floats
-    ) -> tuple[Ints, int, int]:
-        """See :func:`gtrace.kernels.descent.fit_sets`."""
-        found: tuple[Ints, int, int]
-        found = _descent.fit_sets(self._table, self._zeros, size, counts, mirrored, limit, levels, grids)
-        return found
-
     def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
-        """See :meth:`Law.gradient`."""
+        """See :meth:`MixtureLaw.gradient`."""
         edges = _edges(levels, mirrored)
         bins, slopes = np.full(edges.size, -1), np.empty(edges.size - 2)
         error = _descent.gradient(self._table, self._zeros, *self._moments, edges, mirrored, bins, slopes)
         return error, slopes
 
     def objectives(self, grids: Floats, mirrored: bool) -> Floats:
-        """See :meth:`Law.objectives`."""
+        """See :meth:`MixtureLaw.objectives`."""
         areas = self.areas(grids.reshape(-1)).reshape(grids.shape)
         first = np.zeros((grids.shape[0], 1))
         edges = np.concatenate([first, grids], axis=1) if mirrored else grids
@@ -285,17 +252,17 @@ class SketchLaw:
         return out + grids[:, 0] * areas[:, 0] if mirrored else out
 
     def sweep(self, levels: Floats, mirrored: bool) -> float:
-        """See :meth:`Law.sweep`."""
+        """See :meth:`MixtureLaw.sweep`."""
         return float(_descent.sweep(self._table, self._zeros, levels, mirrored))
 
     def areas(self, points: Floats) -> Floats:
-        """See :meth:`Law.areas`."""
+        """See :meth:`MixtureLaw.areas`."""
         sums = np.empty((points.size, 2))
         _descent.hinges(self._table, self._zeros, points, sums)
         return np.ascontiguousarray(sums[:, 1])
 
     def spikes(self) -> Floats | None:
-        """See :meth:`Law.spikes`; values that float32 cannot distinguish count as one."""
+        """See :meth:`MixtureLaw.spikes`; values that float32 cannot distinguish count as one."""
         if not self._single:
             return None
         mass = self._table[:, _descent.MASS]
@@ -305,13 +272,13 @@ class SketchLaw:
         return np.concatenate(([0.0], values)) if self._zeros > 0 else values
 
     def companding(self, shares: Floats) -> Floats:
-        """See :meth:`Law.companding`; the mass of a bin is spread half-way to the values beside it."""
+        """See :meth:`MixtureLaw.companding`; the mass of a bin is spread half-way to the values beside it."""
         out = np.empty(shares.size)
         _descent.compand(self._table, shares, out)
         return out
 
     def candidates(self, count: int) -> Floats:
-        """See :meth:`Law.candidates`; beside each point the nearest mean of a bin, where a lone value has its level."""
+        """See :meth:`MixtureLaw.candidates`; beside each point the nearest mean of a bin, the level of a lone value."""
         found: Floats = _descent.candidates(self._table, _points(_SKETCH_POINTS, count))
         return found
 
@@ -370,19 +337,9 @@ def bucket_moments(values: ArrayLike, spec: SummarySpec) -> Floats:
     Raises:
         UsageError: values that are not real numbers.
     """
-    x = as_values(values)
-    finite = np.isfinite(x)
-    if not finite.all():
-        x = np.where(finite, x, np.float32(0))
-    if spec.clip is not None:
-        x, _, _ = clip_values(x, spec.clip)
-    bucket = spec.bucket_size or max(1, x.size)
-    if spec.tail == "exact":
-        x = x[: x.size - x.size % bucket]
-    scales = bucket_scales(x, spec.norm, spec.bucket_size)
-    out = np.empty((scales.size, 3))
-    _norms.bucket_moments(x, bucket, scales, out)
-    return out
+    found = MomentSketch.from_spec(values, spec._replace(bucket_moments=True)).bucket_moments
+    assert found is not None
+    return found
 
 
 def moment_mixture(

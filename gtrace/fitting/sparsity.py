@@ -9,7 +9,7 @@ Source: Chmiel et al., Neural gradients are near-lognormal, 2021, Eq. 5-8. Logar
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 import scipy as sp
@@ -400,19 +400,11 @@ def _running(values: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
-class _Magnitudes(Protocol):
-    """One tensor's magnitudes, as the dual problem needs them; slopes are ln(-2 d cosine / d sparsity)."""
-
-    @property
-    def zero_share(self) -> float: ...
-    def sparsity(self, alpha: float) -> float: ...
-    def threshold(self, sparsity: float) -> float: ...
-    def log_slope(self, alpha: float) -> float: ...
-    def at_slope(self, value: float) -> float: ...
-
-
 class _Population:
-    """Infinitely many lognormal magnitudes, in units of exp(mu): the slope does not depend on mu."""
+    """Infinitely many lognormal magnitudes, in units of exp(mu): the slope does not depend on mu.
+
+    For an allocation it has the methods of :class:`EmpiricalMagnitudes`.
+    """
 
     zero_share = 0.0
 
@@ -460,8 +452,7 @@ def allocate_sparsity(tensors: Sequence[Prunable], s: float) -> Floats:
     >>> [round(float(v), 4) for v in allocate_sparsity([(1.0, 400), (1.5, 200), (2.0, 100), (2.5, 50)], 0.7)]
     [0.5726, 0.7813, 0.9111, 0.9718]
     """
-    if not 0.0 <= s < 1.0:
-        raise UsageError(f"sparsity: {s:g} is out of range; it must be at least 0 and below 1")
+    s = _checked_sparsity(s)
     if not len(tensors):
         raise UsageError("allocation: there are no tensors")
     laws, sizes = zip(*(_prepared(tensor) for tensor in tensors), strict=True)
@@ -492,7 +483,7 @@ def allocate_sparsity(tensors: Sequence[Prunable], s: float) -> Floats:
     return at(root(lambda slope: float(weights @ at(slope)) - s, low, high))
 
 
-def _prepared(tensor: Prunable) -> tuple[_Magnitudes, float]:
+def _prepared(tensor: Prunable) -> tuple[EmpiricalMagnitudes | _Population, float]:
     if isinstance(tensor, tuple) and len(tensor) in (2, 3):
         mu, sigma, size = (0.0, *tensor)[-3:]
         tensor = LogNormal(float(mu), float(sigma), int(size))

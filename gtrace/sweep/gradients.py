@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
-from gtrace.buckets import BinTable, RunningTensorSums, TensorSums
+from gtrace.buckets import BinTable, BlockSums, RunningTensorSums, TensorSums
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.kernels.compare import add_values, weighted_sums
 from gtrace.kernels.noise import THREE, three_sums
 from gtrace.kernels.norms import BLOCK, count_nonfinite, power_sum
-from gtrace.metrics import WeightedSums, update_weights
+from gtrace.metrics import update_weights
 from gtrace.noise import Noise, added, noise_of_sums
 from gtrace.settings import KINDS
 from gtrace.sketch import MomentSketch
@@ -339,13 +339,13 @@ class Gradients:
         if self._weighing(name, step) is None:
             return None
         sketches = self._partial(name, step, specs)
-        total = WeightedSums()
+        total = BlockSums(weighted_sums, 2)
         for values, weights in self.weighted_chunks(name, step, self.piece(spec.bucket_size for spec in specs)):
             assert weights is not None
             total.add(values, values, weights)
             for sketch in sketches.values():
                 sketch.add(values, weights)
-        return total.finish()[1], {spec: sketch.finish() for spec, sketch in sketches.items()}
+        return float(total.finish()[1]), {spec: sketch.finish() for spec, sketch in sketches.items()}
 
     def energy_of_sum(
         self, name: str, steps: Sequence[int], *, zero: bool, specs: Sequence[SummarySpec] | None = None

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from helpers_codecs import body, decode_sealed, encode_sparse, fixed_positions, gradients, once, walk
 
-from gtrace.codecs.sparse import largest, magnitudes
-from gtrace.codecs.sparsifiers import Dgc, RandomK, TopK
+from gtrace.codecs.sparse import Dgc, RandomK, TopK, largest, magnitudes
 from gtrace.coding.huffman import Floats
 from gtrace.coding.sparse import encode_positions
 from gtrace.types import Key

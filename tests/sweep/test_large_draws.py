@@ -5,7 +5,8 @@ import pytest
 from helpers_sweep import rows_of
 
 import gtrace
-from gtrace.metrics import Blocks, Histogram, Reference, RunningComparison, histogram_distance, scaled_distance
+from gtrace.buckets import Blocks
+from gtrace.metrics import Histogram, Reference, RunningComparison, histogram_distance, scaled_distance
 from gtrace.sweep import draws, fits
 from gtrace.sweep.limits import MOST_CHUNKS, draw_obstacle
 from gtrace.trace import Trace

@@ -163,7 +163,7 @@ class BlockSums:
         totals: float64[number], of the blocks so far.
     """
 
-    def __init__(self, function: Callable[..., ArrayLike], number: int) -> None:
+    def __init__(self, function: Callable[..., Any], number: int) -> None:
         self._function, self._blocks = function, Blocks()
         self.totals = np.zeros(number)
 

@@ -17,12 +17,12 @@ from gtrace.coding.huffman import (
     CodedBlock,
     decode_block,
     huffman_code,
-    mean_length,
     pack_lengths,
     tally,
     unpack_lengths,
 )
 from gtrace.errors import PayloadError
+from gtrace.kernels.symbols import mean_length
 from gtrace.types import Scope, State
 
 if TYPE_CHECKING:

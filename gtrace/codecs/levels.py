@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.grids import (
@@ -163,7 +165,7 @@ class Alq(Composed):
     has the least variance. The choice if a gradient's shape is not known beforehand."""
     sends = _FITTED
     behavior = _FALLS
-    related = ("alq-n", "amq", "zipml", "nuqsgd")
+    related: ClassVar[tuple[str, ...]] = ("alq-n", "amq", "zipml", "nuqsgd")
 
 
 @method
@@ -230,7 +232,7 @@ class Amq(Composed):
     to mislead."""
     sends = _FITTED
     behavior = "Near alq at equal measured bits; the data decides which of the two is better."
-    related = ("amq-n", "alq", "nuqsgd")
+    related: ClassVar[tuple[str, ...]] = ("amq-n", "alq", "nuqsgd")
 
 
 @method

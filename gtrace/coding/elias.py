@@ -34,19 +34,14 @@ class _Tables(NamedTuple):
     quick_length: NDArray[np.uint8]
 
 
-def _gamma_code(z: int) -> tuple[int, int]:
-    """The gamma code of z >= 1 and its length; the first bit is the lowest."""
-    low = z.bit_length() - 1
-    return (1 << low) | ((z - (1 << low)) << (low + 1)), 2 * low + 1
-
-
 def _prefix(kind: str, length: int) -> tuple[int, int, int]:
     """The prefix before the low bits of an integer of a bit length: code, its length, number of low bits."""
     if kind == "gamma":
         return 1 << (length - 1), length, length - 1
     if kind == "delta":
-        code, bits = _gamma_code(length)
-        return code, bits, length - 1
+        # The length in gamma code, its first bit the lowest.
+        low = length.bit_length() - 1
+        return (1 << low) | ((length - (1 << low)) << (low + 1)), 2 * low + 1, length - 1
     if length == 1:
         return 0, 1, 0
     code, bits = 1, 1  # the leading one of the integer itself

@@ -155,11 +155,6 @@ def tally(symbols: NDArray[np.uint16], alphabet: int) -> NDArray[np.int64]:
     return found
 
 
-def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) -> float:
-    """Mean bits per symbol of a code of these lengths; infinite if a symbol without a code can occur."""
-    return float(_symbols.mean_length(lengths, probabilities))
-
-
 @lru_cache(maxsize=512)
 def huffman_code(lengths: bytes) -> HuffmanCode:
     """The code of these lengths, one byte per symbol; codes are cached, because building their tables takes time."""

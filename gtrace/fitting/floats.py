@@ -236,7 +236,9 @@ class FloatFormat:
         if sigma < 1e-9 and law == "lognormal":
             return point_error(self.exact_levels, 2.0**mu, stochastic=stochastic)
         found = stochastic_error if stochastic else nearest_error
-        return found(self.exact_levels, magnitude_law(law, mu, sigma))
+        if law == "normal":
+            return found(self.exact_levels, HalfNormalMagnitudes(2.0 ** (mu[:, None] - NORMAL_MU)))
+        return found(self.exact_levels, LogNormalMagnitudes(mu[:, None], sigma))
 
 
 @cache
@@ -349,13 +351,6 @@ class HalfNormalMagnitudes:
             return out
         inverse: Floats = unit / (self.deviation * math.sqrt(2 * math.pi)) * (sp.special.exp1(a) - sp.special.exp1(b))
         return inverse
-
-
-def magnitude_law(law: LawName, mu: Floats, sigma: float) -> MagnitudeLaw:
-    """The law with these means of log2 x (float64[shifts]); ``normal`` ignores sigma."""
-    if law == "normal":
-        return HalfNormalMagnitudes(2.0 ** (mu[:, None] - NORMAL_MU))
-    return LogNormalMagnitudes(mu[:, None], sigma)
 
 
 def nearest_error(levels: Floats, law: MagnitudeLaw) -> Floats:

@@ -132,7 +132,7 @@ def optimize(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floa
     """Newton's steps if the law is smooth; otherwise dynamic programming in narrowing windows, and a few sweeps."""
     if isinstance(law, SketchLaw):
         return law.optimize(levels, mirrored, limit)
-    if isinstance(law, MixtureLaw) and law.smooth:
+    if law.smooth:
         return _newton(law, levels, mirrored, limit)
     levels, objectives = _narrow(law, levels, mirrored, limit)
     levels, polished = coordinate_descent(law, levels, mirrored, min(limit, _descent.POLISH))
@@ -495,9 +495,12 @@ def amq_multiplier(
     if prepared is None or count - (1 if zero else 0) < 2:
         return float(start)
     objective = _Powers(prepared, count, zero)
-    if method == "gd":
-        return _descend(objective, float(start), rate, steps)
-    return _search(objective, float(start))
+    if method == "search":
+        return _search(objective, float(start))
+    p = float(start)
+    for _ in range(steps):
+        p = min(max(p - rate * 0.5 * objective.slope(p), objective.least), 1.0 - 1e-9)
+    return p
 
 
 def amq_levels(multiplier: float, bits: int, zero: bool = True) -> Floats:
@@ -573,10 +576,4 @@ def _root(objective: _Powers, low: float, p: float, high: float) -> float:
             break
         old, at_old, p = p, at, following
         at = objective.slope(p)
-    return p
-
-
-def _descend(objective: _Powers, p: float, rate: float, steps: int) -> float:
-    for _ in range(steps):
-        p = min(max(p - rate * 0.5 * objective.slope(p), objective.least), 1.0 - 1e-9)
     return p

@@ -249,12 +249,33 @@ class MomentSketch:
         Raises:
             UsageError: the two were built with different specs.
         """
-        found = self.alone.plus(other.alone, np.ones((1, 2)), np.ones((1, 2)))[0]
-        if self.bucket_moments is None or other.bucket_moments is None:
-            return found if found.bucket_moments is None else replace(found, bucket_moments=None)
-        return replace(found, bucket_moments=np.concatenate([self.bucket_moments, other.bucket_moments]))
+        moments = None
+        if self.bucket_moments is not None and other.bucket_moments is not None:
+            moments = np.concatenate([self.bucket_moments, other.bucket_moments])
+        return self.plus(other, moments=moments)
 
     __add__ = merge
+
+    def plus(
+        self,
+        other: MomentSketch,
+        own: tuple[float, float] = (1, 1),
+        others: tuple[float, float] = (1, 1),
+        moments: NDArray[np.float64] | None = None,
+    ) -> MomentSketch:
+        """The sum of two sketches, each with the weights of :meth:`scaled`.
+
+        Args:
+            other: built with the same spec.
+            own: mass and energy that multiply this sketch.
+            others: those that multiply the other one.
+            moments: ``bucket_moments`` of the sum.
+
+        Raises:
+            UsageError: the two were built with different specs.
+        """
+        found = self.alone.plus(other.alone, np.array([own], float), np.array([others], float))[0]
+        return found if found.bucket_moments is moments else replace(found, bucket_moments=moments)
 
     def scaled(self, mass: float, energy: float | None = None) -> MomentSketch:
         """The same law with another weight.
@@ -528,7 +549,7 @@ class SketchSet:
     def plus(
         self, other: SketchSet, own: NDArray[np.float64], others: NDArray[np.float64], share: float = 1.0
     ) -> SketchSet:
-        """Merge two sets, each with the weights of :meth:`scaled`, float64[tensors, 2]; then times ``share``.
+        """See :meth:`MomentSketch.plus`, with weights float64[tensors, 2]; then times ``share``.
 
         One sketch is added to each; those of the other set with weights 0 are left out. The moments of single buckets,
         which have no weights, are those of this set.

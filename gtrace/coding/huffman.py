@@ -29,15 +29,6 @@ _MIDDLE = 32 - _CODED - _RAW
 _SELDOM = 0.25
 
 
-def entropy(probabilities: NDArray[np.float64]) -> float:
-    """Shannon entropy in bits per symbol; zero probabilities count nothing.
-
-    >>> entropy(np.array([0.5, 0.25, 0.25, 0.0]))
-    1.5
-    """
-    return float(_bits.entropy(np.asarray(probabilities, dtype=np.float64)))
-
-
 def huffman_lengths(weights: NDArray[np.float64]) -> NDArray[np.uint8]:
     """Code lengths of the best prefix code of at most ``MAX_LENGTH`` bits for symbols of these weights.
 
@@ -161,11 +152,6 @@ def huffman_code(lengths: bytes) -> HuffmanCode:
     return HuffmanCode(np.frombuffer(lengths, np.uint8))
 
 
-def lengths_size(lengths: NDArray[np.uint8], outside: int) -> int:
-    """Bytes that :func:`pack_lengths` takes."""
-    return int(_symbols.packed_bits(lengths, outside)) // 8
-
-
 def pack_lengths(lengths: NDArray[np.uint8], outside: int) -> bytes:
     """Code lengths as bytes.
 
@@ -246,10 +232,10 @@ class CodedBlock:
         given = tallies.astype(np.float64) if weights is None else weights
         # If counts are expected ones, the rarest symbols will mostly not occur.
         lengths = huffman_lengths(np.where(given >= _SELDOM, given, 0.0))
-        coded = 8.0 * lengths_size(lengths, 0) + float(tallies @ lengths.astype(np.int64))
+        coded = _symbols.packed_bits(lengths, 0) + float(tallies @ lengths.astype(np.int64))
         shorter = -(-coded // 8) < -(-fixed // 8)
         sent = lengths if shorter and coder != "fixed" else None
-        return cls(width, sent, fixed, count * entropy(given / count), coded if shorter else fixed)
+        return cls(width, sent, fixed, count * _bits.entropy(given / count), coded if shorter else fixed)
 
     @classmethod
     def signed(cls, tallies: NDArray[np.int64] | NDArray[np.float64], *, coder: str = "huffman") -> CodedBlock:

@@ -15,12 +15,12 @@ from gtrace.coding.huffman import (
     Floats,
     decode_block,
     decode_floats,
-    lengths_size,
     pack_lengths,
     tally,
     unpack_lengths,
 )
 from gtrace.errors import PayloadError
+from gtrace.kernels.symbols import packed_bits
 
 weights = st.lists(st.floats(0, 1) | st.just(0.0), min_size=1, max_size=60).filter(any)
 
@@ -137,7 +137,7 @@ def test_foreign_and_damaged_envelopes_are_refused(payload, about, words):
 def test_code_lengths_travel(values, outside):
     lengths = huffman_lengths(np.array(values))
     data = pack_lengths(lengths, 0)
-    assert len(data) == lengths_size(lengths, 0)
+    assert 8 * len(data) == packed_bits(lengths, 0)
     found, size = unpack_lengths(data + b"more", lengths.size)
     assert (found == lengths).all()
     assert size == len(data)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtrace.coding.huffman import MAX_LENGTH, entropy, huffman_lengths, pack_lengths
+from gtrace.coding.huffman import MAX_LENGTH, huffman_lengths, pack_lengths
 from gtrace.kernels import symbols
+from gtrace.kernels.bits import entropy
 
 
 def plain_escape(probabilities, count):

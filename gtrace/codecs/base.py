@@ -18,10 +18,10 @@ from gtrace.types import Expectation, State, SummarySpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from _typeshed import DataclassInstance
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.buckets import TensorSums
-    from gtrace.codecs.parts import Word
     from gtrace.coding.huffman import CodedBlock
     from gtrace.sketch import MomentSketch, SketchSet
 
@@ -71,7 +71,7 @@ def coder_parameter() -> Any:
     )
 
 
-def parameter_fields(codec: Codec | type[Codec] | Word) -> tuple[dataclasses.Field[Any], ...]:
+def parameter_fields(codec: DataclassInstance | type[DataclassInstance]) -> tuple[dataclasses.Field[Any], ...]:
     """The dataclass fields of a codec or part that are parameters; others, such as a wrapper's inner codec, are not."""
     return tuple(item for item in dataclasses.fields(codec) if "help" in item.metadata)
 

@@ -43,7 +43,7 @@ def fitted(sketches, k, rule):
     pool = pooling.Pool()
     for sketch in sketches[max(0, k - steps) : k]:
         pool.add(sketch)
-    return pool.mean() if unseen else pool._total
+    return pool.mean() if unseen else pool._sets.total[0]
 
 
 def judge(trace, spec, rules):

@@ -226,8 +226,9 @@ class RunningTensorSums:
 
     def finish(self) -> TensorSums:
         """The sums."""
+        norm1, energy = self._powers.finish().tolist()
         ends = (self._least, self._greatest) if self._size else (0.0, 0.0)
-        return TensorSums(self._size, *self._powers.finish().tolist(), *ends)
+        return TensorSums(self._size, norm1, energy, *ends)
 
 
 class _Workspace(threading.local):

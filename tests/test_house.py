@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 265,
-    "lines": 79_227,
-    "functions of one statement": 1_235,
-    "of these below 100 lines, codecs and commands aside": 1,
+    "files": 260,
+    "lines": 77_887,
+    "functions of one statement": 1_199,
+    "of these below 100 lines, codecs and commands aside": 0,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 202,
+    "imports inside functions": 199,
     "cycles inside packages": 0,
     "class names used twice": 0,
     "definitions of encode and decode in codecs": 9,

@@ -6,12 +6,21 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import scipy as sp
 
-from gtrace.codecs.base import Codec, CodedBits, Measured, Simulated, checked_values, coder_parameter, parameter
+from gtrace.codecs.base import (
+    Codec,
+    CodedBits,
+    EncodedPart,
+    Measured,
+    Simulated,
+    checked_values,
+    coder_parameter,
+    parameter,
+)
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.spec import register_wrapper
@@ -293,16 +302,37 @@ class Eden(Composed):
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """The same without bytes."""
-        x, seed = checked_values(state, values), key[1] & 0xFFFFFFFF
-        scales, rounded, symbols = self._rounded(x, seed)
-        blocks = [CodedBlock.of(tally(codes, alphabet), coder=self.coder) for alphabet, codes in symbols]
-        head = _SEED.size * len(blocks) + 4 * scales.size
+        x = checked_values(state, values)
+        whole = self._encoded(x, key[1] & 0xFFFFFFFF)
+        body, coded = self.measured(whole, x.size)
+        return Simulated(cast("Values", whole.values), ENVELOPE_BYTES + body, coded)
+
+    @property
+    def part_multiple(self) -> int | None:
+        """Whole blocks; None below one bit, where a block's values come from a longer stretch of the tensor."""
+        return self.block if self.bits >= 1 else None
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
+        """The part's blocks; the seed counts with the first part."""
+        return self._encoded(checked_values(state, values), key[1] & 0xFFFFFFFF, start)
+
+    def _encoded(self, x: Values, seed: int, start: int = 0) -> EncodedPart:
+        scales, rounded, symbols = self._rounded(x, seed, start)
+        kept, _ = self._shares(x.size, seed, start)
+        lengths = piece_lengths(rounded.size, self.block)
+        decoded = self._restored(scales, lengths, rounded, kept, seed, x.size, start)
+        head = 32 * scales.size + (0 if start else 8 * _SEED.size * len(symbols))
+        tallies = np.concatenate([tally(codes, alphabet) for alphabet, codes in symbols])
+        return EncodedPart(b"", head, tallies=tallies, values=decoded)
+
+    def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
+        """Bytes and bits of the symbols of each table in a block of their own."""
+        assert whole.tallies is not None
+        coarse = 1 << max(1, math.floor(self.bits))
+        blocks = [CodedBlock.of(each, coder=self.coder) for each in np.split(whole.tallies, [coarse]) if each.size]
         each = zip(*((b.bits, b.fixed, b.entropy, b.huffman) for b in blocks), strict=True)
         bits = Measured(*(float(sum(lengths)) for lengths in each))
-        kept, _ = self._shares(x.size, seed)
-        decoded = self._restored(scales, piece_lengths(rounded.size, self.block), rounded, kept, seed, x.size)
-        size = ENVELOPE_BYTES + head + sum(block.size for block in blocks)
-        return Simulated(decoded, size, CodedBits.of(bits, 8 * head, x.size))
+        return whole.head // 8 + sum(block.size for block in blocks), CodedBits.of(bits, whole.head, size)
 
     def expected_on_normal(self, size: int) -> Expectation:
         """Error and bits of ``size`` values of energy 1, whatever they are, as far as rotated values are normal.
@@ -335,23 +365,27 @@ class Eden(Composed):
             bits_norms=head / max(1, size),
         )
 
-    def _shares(self, size: int, seed: int) -> tuple[NDArray[np.int64] | None, list[tuple[Values, Any]]]:
+    def _shares(
+        self, size: int, seed: int, start: int = 0
+    ) -> tuple[NDArray[np.int64] | None, list[tuple[Values, Any]]]:
         """Which values are kept, None for all; and each table, float32[2^bits], with those of them that it rounds."""
         coarse = math.floor(self.bits)
         if self.bits == coarse:
             return None, [(_table(coarse), slice(None))]
         chosen = np.empty(size, np.float32)
-        fill_uniform(chosen, *_words(seed, b"share"), 0)  # type: ignore[no-untyped-call]
+        fill_uniform(chosen, *_words(seed, b"share"), start)  # type: ignore[no-untyped-call]
         if not coarse:
             return np.flatnonzero(chosen < self.bits), [(_table(1), slice(None))]
         fine = chosen < self.bits - coarse
         return None, [(_table(coarse), np.flatnonzero(~fine)), (_table(coarse + 1), np.flatnonzero(fine))]
 
-    def _rounded(self, x: Values, seed: int) -> tuple[Values, Values, list[tuple[int, NDArray[np.uint16]]]]:
+    def _rounded(
+        self, x: Values, seed: int, start: int = 0
+    ) -> tuple[Values, Values, list[tuple[int, NDArray[np.uint16]]]]:
         """The scale of each piece, the entries of rotated values, and the symbols of each table with their number."""
-        kept, tables = self._shares(x.size, seed)
+        kept, tables = self._shares(x.size, seed, start)
         x = x if kept is None else x[kept]
-        y = rotated(rotated(x, self.block, seed), self.block, ~seed & 0xFFFFFFFF)
+        y = rotated(rotated(x, self.block, seed, start=start), self.block, ~seed & 0xFFFFFFFF, start=start)
         lengths = piece_lengths(y.size, self.block)
         if not y.size:
             return np.empty(0, np.float32), y, [(table.size, np.empty(0, np.uint16)) for table, _ in tables]
@@ -379,11 +413,13 @@ class Eden(Composed):
         kept: NDArray[np.int64] | None,
         seed: int,
         size: int,
+        start: int = 0,
     ) -> Values:
-        """Entries times their piece's scale, rotated back, float32[size]."""
+        """Entries times their piece's scale, rotated back: float32[size], from value ``start`` of a tensor on."""
         with np.errstate(over="ignore"):
             y = np.clip(entries * np.repeat(scales, lengths), -FLOAT32_MAX, FLOAT32_MAX)
-        x = rotated(rotated(y, self.block, ~seed & 0xFFFFFFFF, back=True), self.block, seed, back=True)
+        y = rotated(y, self.block, ~seed & 0xFFFFFFFF, back=True, start=start)
+        x = rotated(y, self.block, seed, back=True, start=start)
         if kept is None:
             return x
         out = np.zeros(size, np.float32)

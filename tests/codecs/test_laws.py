@@ -35,6 +35,7 @@ fp:e4m3  topk  topk:ratio=0.3  topk:chunk=64  topk:coder=fixed,values=intn:bits=
 powersgd  ef-signsgd  ef:qsgd:bits=3,bucket_size=64  ef:topk:ratio=0.02  ef:beta=0.5,decay=0.9,reset=2:signsgd
 mcgq  mcgq:bits=4  mcgq:amount=0.05,coder=gamma  mcgq:with_norm=false  accumulate:mcgq  minmax
 ef:minmax  dropping  dropping:ratio=0.3  dropping:ratio=1
+eden:block=64  eden:bits=2.3,block=64  ef:eden:bits=1,block=128
 ef:alq:bits=3,bucket_size=64  ef21:topk:ratio=0.1  ef21:momentum=0.5:signsgd  accumulate:topk
 momentum:ef:signsgd  ef:powersgd:warm=false  rotate:block=64:qsgd:bits=3,bucket_size=64  rotate:block=64:topk
 rotate:block=16,signs=fixed:signsgd  ef:rotate:block=64:alq:bits=3,bucket_size=64  rotate:block=16:prune

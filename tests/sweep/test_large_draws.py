@@ -21,7 +21,7 @@ SPECS = [
     *("qsgd:norm=l1,bits=8,bucket_size=none", "alq:bits=3,bucket_size=none", "terngrad:clip=2.5"),
     *("fp:e4m3,rounding=stochastic", "fp:mxfp4", "fp:nvfp4", "fp:e3m2,block=48", "signsgd:scale=none"),
     *("signsgd:scale=energy", "prune:sparsity=0.8", "ef:qsgd", "rotate:qsgd:bucket_size=256", "minmax:bits=3"),
-    *("mcgq:amount=0.3", "mcgq:bits=3,coder=delta"),
+    *("mcgq:amount=0.3", "mcgq:bits=3,coder=delta", "eden:bits=2.5,block=256"),
 ]
 
 
@@ -95,12 +95,18 @@ def test_every_codec_draws_the_same_in_chunks(trace):
 
 
 def test_what_cannot_be_split_is_named_with_its_reason(trace):
-    specs = ["thc", "ef:eden", "terngrad:clip=2.5,bucket_size=256", "qsgd:bits=3,bucket_size=100", "fp:e3m2,block=48"]
+    specs = [
+        "thc",
+        "ef:uniform8",
+        "terngrad:clip=2.5,bucket_size=256",
+        "qsgd:bits=3,bucket_size=100",
+        "fp:e3m2,block=48",
+    ]
     found = gtrace.run_sweep(trace, [*specs, "qsgdinf:bits=2,bucket_size=256"], jobs=1, chunk=CHUNK)
     assert set(found["method"]) == {"qsgdinf"}
     lines = "\n".join(found.warnings)
     for name, why in (
-        ("thc, ef:eden", "needs all values at once"),
+        ("thc, ef:uniform8", "needs all values at once"),
         ("terngrad", "clips by the standard deviation of all values"),
         ("qsgd", "has buckets of 100, which do not divide the chunk"),
         ("fp", "has blocks of 48, which do not divide the chunk"),

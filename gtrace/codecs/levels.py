@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.grids import (
@@ -31,6 +29,7 @@ training and sweeps the one before: on a sudden change of the gradient they are 
 _ALQ = "Faghri et al., Adaptive Gradient Quantization for Data-Parallel SGD, 2020"
 _ALQ_FORMULA = """Q(v) = ||v_b||_2 sign(v) l, rounded stochastically; l minimizes E[(l+ - r)(r - l)] over r = |v| /
 ||v_b||"""
+_AMQ_FORMULA = "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}; p minimizes E[(l+ - r)(r - l)]"
 _ALQ_CORRECTIONS = (
     "the law of |r| is p(r) + p(-r); the paper's formulas hold for even densities only",
     "the objective is not convex: uniform, exponential and companding starts are tried and the best is kept",
@@ -40,6 +39,14 @@ _ALQ_CORRECTIONS = (
     ),
     "the law is the data's own by default; law=truncnorm is the paper's mixture of truncated normals",
     "no constant is added to a norm: the reference's 1e-7 biases small gradients",
+)
+_AMQ_CORRECTIONS = (
+    (
+        "the objective has several minima: a grid of starts and a bracketed search find the least, the paper's "
+        "gradient steps (method=gd) can end at 2.6 times it"
+    ),
+    "the law of |r| is p(r) + p(-r); the paper's formula holds for even densities only",
+    "the paper's grid has no 0: that is zero=false here",
 )
 
 
@@ -165,19 +172,23 @@ class Alq(Composed):
     has the least variance. The choice if a gradient's shape is not known beforehand."""
     sends = _FITTED
     behavior = _FALLS
-    related: ClassVar[tuple[str, ...]] = ("alq-n", "amq", "zipml", "nuqsgd")
+    related = ("alq-n", "amq", "zipml", "nuqsgd")
 
 
 @method
-class AlqN(Alq):
+class AlqN(Composed):
     """ALQ-N: the same on the normalized variance."""
 
     name = "alq-n"
     parts = levels(LeastVariance(weighted=False))
     summary = "like alq, with equal weight for every bucket"
+    formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 5 with equal weights"
+    corrections = _ALQ_CORRECTIONS
     about = """alq with equal weights, as if all buckets had the same norm. If norms differ much, alq's weights follow
     the error that matters."""
+    sends = _FITTED
+    behavior = _FALLS
     related = ("alq", "alqg-n")
 
 
@@ -199,14 +210,17 @@ class AlqG(Composed):
 
 
 @method
-class AlqGN(AlqG):
+class AlqGN(Composed):
     """ALQG-N: gradient descent on the normalized variance."""
 
     name = "alqg-n"
     parts = levels(LeastVarianceByGradient(weighted=False))
     summary = "like alq-n, by gradient descent"
+    formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 7 with equal weights"
+    corrections = _ALQ_CORRECTIONS[:1] + _ALQ_CORRECTIONS[3:]
     about = "alqg with equal weight for every bucket."
+    sends = _FITTED
     behavior = "Like alqg: the levels of alq-n at 2 to 4 bits, or worse ones."
     related = ("alqg", "alq-n")
 
@@ -218,32 +232,28 @@ class Amq(Composed):
     name = "amq"
     parts = levels(FittedPowers())
     summary = "levels at powers of a fitted multiplier, buckets weighted by squared norm"
-    formula = "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}; p minimizes E[(l+ - r)(r - l)]"
+    formula = _AMQ_FORMULA
     paper = f"{_ALQ}, Eq. 8"
-    corrections = (
-        (
-            "the objective has several minima: a grid of starts and a bracketed search find the least, the paper's "
-            "gradient steps (method=gd) can end at 2.6 times it"
-        ),
-        "the law of |r| is p(r) + p(-r); the paper's formula holds for even densities only",
-        "the paper's grid has no 0: that is zero=false here",
-    )
+    corrections = _AMQ_CORRECTIONS
     about = """Exponential levels whose base is fitted: one number instead of a set of levels, so fits are fast and hard
     to mislead."""
     sends = _FITTED
     behavior = "Near alq at equal measured bits; the data decides which of the two is better."
-    related: ClassVar[tuple[str, ...]] = ("amq-n", "alq", "nuqsgd")
+    related = ("amq-n", "alq", "nuqsgd")
 
 
 @method
-class AmqN(Amq):
+class AmqN(Composed):
     """AMQ-N: equal weight for every bucket."""
 
     name = "amq-n"
     parts = levels(FittedPowers(weighted=False))
     summary = "like amq, with equal weight for every bucket"
+    formula = _AMQ_FORMULA
     paper = f"{_ALQ}, Eq. 8 with equal weights"
+    corrections = _AMQ_CORRECTIONS
     about = "amq with equal weight for every bucket."
+    sends = _FITTED
     behavior = "Near amq and alq-n at equal measured bits."
     related = ("amq", "alq-n")
 

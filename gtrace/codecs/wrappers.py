@@ -45,7 +45,6 @@ class Wrapper(Codec):
     """
 
     parts: ClassVar[Parts] = Parts()
-    sends = "The payload of the codec inside."
 
     inner: Codec
 
@@ -258,6 +257,7 @@ class ErrorFeedback(Wrapper):
     reset and memory_bits: Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, 2024"""
     corrections = (UNITS,)
     about = "The memory that makes biased codecs converge: what this step lost is added to the next gradient."
+    sends = "The payload of the codec inside."
     behavior = """The error of one step is that of gradient plus memory, larger than without; what counts is that it
     does not add up."""
     related = ("mem-sgd", "accumulate", "momentum")
@@ -279,6 +279,7 @@ class Accumulate(Wrapper):
     formula = "a <- a + v; send Q(a); a <- 0 where Q(a) is not 0"
     paper = "Mordido, Van Keirsbilck, Keller, Monte Carlo Gradient Quantization, 2020 (Algorithm 4)"
     about = "A memory that is cleared at sent coordinates, instead of keeping the difference."
+    sends = "The payload of the codec inside."
     behavior = "Not unbiased over time: errors of coarse values are forgotten."
     related = ("ef", "mcgq")
 
@@ -297,6 +298,7 @@ class Momentum(Wrapper):
     formula = "m <- beta m + (1 - dampening) v; send Q(m)"
     paper = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018 (Signum)"
     about = "Momentum on the worker, before compression, as Signum and DGC use it."
+    sends = "The payload of the codec inside."
     behavior = "It encodes the momentum, so its error against one gradient means little; compare it by training."
     related = ("signum", "dgc")
 

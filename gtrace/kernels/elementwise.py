@@ -21,7 +21,7 @@ _LARGEST = np.uint32(0x7F7F)
 _ONE = np.uint32(1)
 _16 = np.uint32(16)
 _CHUNK = 1024
-#: up to so many middles are all counted
+#: up to this number of middles all are counted
 _FEW = 96
 _ZERO, _MOST = np.float32(0.0), np.float32(FLOAT32_MAX)
 _S31 = np.uint64(31)

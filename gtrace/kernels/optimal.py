@@ -272,7 +272,7 @@ def slopes_of(cells: Floats, live: Ints, rows: Intervals, tilts: Floats, value: 
 def bound_lengths(
     lefts: Floats, about: Floats, rows: Intervals, parts: Floats, slope: Floats, penalty: float, forward: Floats
 ) -> None:
-    """Lower bounds for any two points of two live cells, in the place of what :func:`exact_lengths` found.
+    """Lower bounds for any two points of two live cells; they replace what :func:`exact_lengths` found.
 
     Args:
         lefts: float64[r], left ends of the cells.

@@ -178,7 +178,7 @@ def _judge(found: Mapping[str, NDArray[np.float64]], excess: NDArray[np.float64]
     means = {measure: _over_seeds(values) for measure, values in found.items()}
     whys = {measure: _obstacle(values) for measure, values in means.items()}
     draws = {measure: _resampled(found[measure], excess) for measure, why in whys.items() if not why}
-    # A resample of codecs that are all alike has no order, and no measure leads in it.
+    # A resample of codecs that are all the same has no order, and no measure leads in it.
     most = np.max([np.where(np.isnan(drawn), -np.inf, drawn) for drawn in draws.values()], axis=0) if draws else 0.0
     out = []
     for measure, values in means.items():
@@ -189,7 +189,7 @@ def _judge(found: Mapping[str, NDArray[np.float64]], excess: NDArray[np.float64]
         estimate = float(_spearman(values[known][None], _over_seeds(excess)[known][None])[0])
         tail = 50.0 * (1.0 - CONFIDENCE)
         low, high = np.nanpercentile(drawn, [tail, 100.0 - tail]).tolist()
-        # Measures that order the codecs alike share a resample.
+        # Measures that order the codecs in the same way share a resample.
         best = float(np.mean(drawn >= most - 1e-9))
         out.append(Prediction(measure, values, Interval(estimate, low, high, count=int(known.sum())), best))
     return out

@@ -124,7 +124,7 @@ class Curve:
     Attributes:
         label: its name in the legend.
         x: positions; numbers, or names of categories, for bars.
-        y: values, as many; NaN if there is none.
+        y: values, as many; NaN without one.
         low: lower ends of intervals around them; empty for none.
         high: upper ends.
         method: codec whose look it has; empty for the next of the palette.
@@ -187,7 +187,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Numbers of a grid, row by row from above, NaN if there is none."""
+    """Numbers of a grid, row by row from above, NaN without one."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]

@@ -187,7 +187,7 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
     of unequal weights are worth fewer: ``(sum w)^2 / sum w^2`` (Kish 1965).
 
     Args:
-        values: (S,) one per step in the order of training, such as paired differences; NaN if there is none.
+        values: (S,) one per step in the order of training, such as paired differences; NaN without one.
         weights: (S,) part of training that each stands for, see :func:`step_weights`.
         key: of the resampling; the same one gives the same interval.
     """

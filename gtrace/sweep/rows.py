@@ -249,7 +249,7 @@ def density(sketch: MomentSketch) -> dict[str, Any]:
 def convergence(codecs: Iterable[Codec], sketches: dict[SummarySpec, MomentSketch]) -> dict[str, Any] | None:
     """The objective after each sweep of the papers' coordinate descent, from three starts.
 
-    For the ALQ codec with the least number of bits from 3 up among ``codecs``; None if there is none.
+    For the ALQ codec with the least number of bits from 3 up among ``codecs``; None without one.
     """
     grids = {str(c): (c, level_grid(c)) for c in codecs}
     chosen = [(g.bits, str(c), c, g) for c, g in grids.values() if isinstance(g, LeastVariance) and g.bits >= 3]

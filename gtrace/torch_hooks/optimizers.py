@@ -30,7 +30,7 @@ _COUPLED = frozenset({"SGD", "Adam", "AMSGrad", "NAdam", "RAdam", "Adamax", "Ada
 _PLANNED = "num_training_steps"
 #: share of the steps that must have had the same number of samples
 _SAME = 0.9
-#: different settings of one optimizer that are told apart; a schedule may change them at every step
+#: different settings of one optimizer that are kept apart; a schedule may change them at every step
 _MOST_SETTINGS = 1000
 #: what the facts of a group are made of
 _SETTINGS = ("momentum", "dampening", "weight_decay", "eps", "nesterov", "betas", "decoupled_weight_decay")

@@ -52,7 +52,7 @@ def nodes_below(tensors: Iterable[torch.Tensor], ends: Container[Node] = ()) -> 
 
 
 class Patch(NamedTuple):
-    """What is in the place of something of torch: its module or class, its name there, and both."""
+    """What replaces something of torch: its module or class, its name there, and both."""
 
     owner: object
     name: str

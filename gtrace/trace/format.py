@@ -158,7 +158,7 @@ class ArrayForm(NamedTuple):
     Attributes:
         entry: its name on disk.
         column: type and fill value.
-        columns: length of the second axis; 1 if there is none.
+        columns: length of the second axis; 1 without one.
         chunks: shape of a chunk.
         dimensions: names of the axes.
         attributes: the array's attributes.

@@ -190,7 +190,7 @@ class Study:
 
     @property
     def command(self) -> str:
-        """The command line that repeats this study; empty if there is none."""
+        """The command line that repeats this study; empty without one."""
         return repeat_command(self.task.name, self._codecs, self.settings)
 
     def describe(self) -> dict[str, Any]:

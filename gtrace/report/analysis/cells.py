@@ -332,7 +332,7 @@ def _prefer(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[
 def _of_cells(
     result: SweepResult, tensors: list[str], steps: NDArray[np.int64], keys: NDArray[np.int64], name: str
 ) -> NDArray[np.float64]:
-    """(K,) a number of the gradient noise of each cell, NaN if there is none."""
+    """(K,) a number of the gradient noise of each cell, NaN without one."""
     out = np.full(len(keys), np.nan)
     place = {key: k for k, key in enumerate(keys.tolist())}
     row = {tensor: (k + 1) * max(len(steps), 1) for k, tensor in enumerate(tensors)}

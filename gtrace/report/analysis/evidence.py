@@ -46,7 +46,7 @@ class PairedComparison:
         bits: measured bits per coordinate of both, NaN where two configurations are compared as they are.
         by_elements: log of the ratio of the headline: errors are summed over all elements and steps.
         by_layers: log of the ratio, layers equally weighted: the mean over layers of the logs of their own ratios.
-        p_holm: p-value of ``by_elements`` corrected for all comparisons of the sweep, NaN if there is none.
+        p_holm: p-value of ``by_elements`` corrected for all comparisons of the sweep, NaN without one.
         thirds: third of training -> ratio in it, by elements.
         better: part of training in which ``first`` has less error, by elements; NaN where nothing is known.
     """

@@ -156,7 +156,7 @@ class Configuration:
         spec: canonical spec string.
         method: codec name.
         family: method, and the parameters that tell it from other families of the same method.
-        setting: the parameter that trades bits for error, short (``b3``), empty if there is none.
+        setting: the parameter that trades bits for error, short (``b3``), empty without one.
         nominal_bits: NaN where the codec has none.
         cells: cells that were summed over.
         partial: measured on too few cells to be compared with the others; summed over its own.

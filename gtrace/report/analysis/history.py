@@ -159,10 +159,10 @@ class Divergence(NamedTuple):
     """What is not finite in a run.
 
     Attributes:
-        loss_step: first step from which on no loss is finite, None if there is none.
+        loss_step: first step from which on no loss is finite, None without one.
         last_step: last step with a finite loss.
         last_loss: that loss.
-        gradient_step: first step with NaN or infinity in a gradient, None if there is none.
+        gradient_step: first step with NaN or infinity in a gradient, None without one.
         bad_tensors: tensors that have some.
         bad_steps: steps that have some.
         values: number of such values.

@@ -43,7 +43,7 @@ def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64
 
 
 def common_loss(runs: Sequence[LoggedRun]) -> float:
-    """A training loss that every finished run reached: the highest of their final ones; NaN if there is none.
+    """A training loss that every finished run reached: the highest of their final ones; NaN without one.
 
     Rounded up to three digits, so that it can be written down.
     """
@@ -179,12 +179,12 @@ class LoggedRun:
 
     @property
     def final_accuracy(self) -> float:
-        """The last test accuracy, NaN if there is none."""
+        """The last test accuracy, NaN without one."""
         return last_known(self.accuracy)
 
     @property
     def final_eval_loss(self) -> float:
-        """The last test loss, NaN if there is none."""
+        """The last test loss, NaN without one."""
         return last_known(self.eval_loss)
 
     @property
@@ -206,7 +206,7 @@ def known_mean(values: NDArray[np.float64]) -> float:
 
 
 def last_known(values: NDArray[np.float64]) -> float:
-    """The last finite value, NaN if there is none."""
+    """The last finite value, NaN without one."""
     known = values[np.isfinite(values)]
     return float(known[-1]) if len(known) else math.nan
 
@@ -247,7 +247,7 @@ class SeedGroup:
         deviation: standard deviation over seeds, NaN for one.
         interval: of the mean, by Student's t; unknown for fewer than 5 seeds.
         difference: of ``values`` less those of the uncompressed run with the same seed, likewise.
-        p_holm: p-value of the difference corrected for all codecs of the group, NaN if there is none.
+        p_holm: p-value of the difference corrected for all codecs of the group, NaN without one.
         ratio: mean over seeds of float32 bits over bits sent.
     """
 

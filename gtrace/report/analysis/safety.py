@@ -211,7 +211,7 @@ class Safety:
         return not self.why
 
     def record(self, found: Judgement) -> dict[str, float] | None:
-        """A prediction for other programs; None if there is none."""
+        """A prediction for other programs; None without one."""
         prediction = found.prediction
         if prediction is None:
             return None

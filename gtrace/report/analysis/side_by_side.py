@@ -34,7 +34,7 @@ class ConfigurationRatio:
         second_bits: in the second.
         cells: tensors at steps that are paired.
         by_elements: log of ``ratio`` over what is paired, with its interval over steps.
-        p_holm: corrected for all configurations, NaN if there is none.
+        p_holm: corrected for all configurations, NaN without one.
     """
 
     spec: str

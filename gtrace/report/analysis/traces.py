@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 BITS = (4, 5, 6, 7, 8)
 SCALE: ScaleRule = "max"
 _Found = tuple["NDArray[np.float32]", "Magnitudes", "Fit"]
-#: A report looks at so many steps, of so many tensors (the largest), and of about so many elements in all.
+#: The most steps a report looks at, the most tensors (the largest), and about how many elements in all.
 MOST_STEPS, MOST_TENSORS, MOST_ELEMENTS = 12, 40, 100_000_000
-#: Pruning is tried at so many of these steps.
+#: The number of these steps at which pruning is tried.
 PRUNED_STEPS = 3
 #: Points of a Q-Q plot, evenly spaced in probability with more in both tails.
 _QUANTILES = 120

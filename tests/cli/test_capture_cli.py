@@ -161,6 +161,9 @@ def test_what_was_there_is_replaced_only_by_force_and_only_if_it_is_a_trace(fold
     assert (code, out) == (4, "")
     assert "is a folder but not a gtrace trace, so it is kept" in err
     assert (folder / "mine.zarr" / "thesis.txt").read_text() == "all of it"
+    code, _, err = capture("-o s3://bucket/run.zarr train.py")
+    assert code == 2
+    assert "traces can be written only on this machine" in err
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import re
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
@@ -83,6 +84,9 @@ def test_files_are_the_same_every_time_and_the_callers_settings_are_left_alone(s
     drawn = figures.rate_distortion(sweep)
     files = {kind: render(drawn, kind) for kind in ("png", "svg", "pdf")}
     assert [files[kind][:4] for kind in files] == [b"\x89PNG", b"<?xm", b"%PDF"]
+    # A hash of its place, as matplotlib names a clip, changes from process to process.
+    clips = set(re.findall(rb"url\(#([^)]+)\)", files["svg"]))
+    assert clips == {b"clip%d" % k for k in range(len(clips))} != set()
     with mpl.rc_context({"font.size": 30.0, "axes.grid": False}):
         again = figures.rate_distortion(sweep)
         assert {kind: render(again, kind) for kind in files} == files

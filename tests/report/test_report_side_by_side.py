@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers_report import result_of, row, rows_of
 
+from gtrace.report import to_html
 from gtrace.report.analysis.side_by_side import compare_sweeps
 from gtrace.report.inputs import make_report
 from gtrace.report.text import to_markdown
@@ -48,6 +49,12 @@ def test_what_is_in_one_sweep_alone_and_nothing_in_common_is_said():
     assert (pair.tensors, pair.same_trace, pair.paired) == (0, False, False)
     assert all(not c.by_elements.known and math.isfinite(c.ratio) for c in pair.shared)
     assert "No tensor at any step is in both" in to_markdown(report)
+
+
+@pytest.mark.parametrize("about", ["x", {"capture": "x"}, {"capture": {"stage": "x", "steps_seen": "x"}}])
+def test_a_page_of_results_whose_trace_says_something_else_is_made(about):
+    report = make_report([result_of(rows_of(bits=[2]), provenance={"trace_attrs": about})])
+    assert "configurations measured" in to_html(report)
 
 
 @pytest.mark.parametrize(("stage", "ranks"), [("reduced", 4), ("local", 1)])

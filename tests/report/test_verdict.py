@@ -6,13 +6,15 @@ import re
 
 import numpy as np
 import pytest
+from helpers_report import result_of, rows_of
 from helpers_trace import write_arrays
 
 import gtrace
 from gtrace.costs import Cluster, Network
 from gtrace.report import answer, load_report, to_html, to_json, to_markdown
+from gtrace.report.analysis.sweep import analyze
 from gtrace.report.inputs import Asked
-from gtrace.report.verdict import CLOSE, ERROR_LIMIT, Candidate, candidates_of, choose, simplicity
+from gtrace.report.verdict import CLOSE, ERROR_LIMIT, Candidate, candidates_of, choose, simplicity, verdict_of
 
 
 def candidate(name, bits, error=0.01, seconds=math.nan, within=True, setting=""):
@@ -68,6 +70,15 @@ def test_what_is_too_close_to_call_is_named():
     assert (found.chosen.codec, [one.codec for one in found.close]) == ("qsgdinf", ["qsgd"])
     worse = candidate("qsgd", QSGDINF.bits, QSGDINF.error * 1.1)
     assert choose([QSGDINF, worse, FLOAT32, BF16], network=False).close == ()
+
+
+@pytest.mark.parametrize(("times", "said"), [(1, "early, middle and late agree"), (3, "late steps lose 3.0 times")])
+def test_early_and_late_are_thirds_of_training_and_not_of_what_was_captured(times, said):
+    # Ten steps in a row, then one in a hundred: the last third of training is one step of twelve.
+    rows = [dict(row) for row in rows_of(("qsgd",), [6, 7, 8], ("w",), (*range(10), 100, 200))]
+    for row in rows:
+        row["squared_error"] = row["energy"] * 0.01 * (times if row["step"] == 200 else 1)
+    assert said in verdict_of(analyze(result_of(rows)), None).confidence
 
 
 @pytest.fixture(scope="module")

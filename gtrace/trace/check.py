@@ -202,11 +202,7 @@ def _examine(stream: Stream, faults: list[Fault]) -> tuple[int, MemoryStream]:
 
 
 def _verified(
-    stream: Stream,
-    spec: TensorSpec,
-    row: int,
-    stored: NDArray[Any],
-    tables: dict[str, NDArray[Any] | None],
+    stream: Stream, spec: TensorSpec, row: int, stored: NDArray[Any], tables: dict[str, NDArray[Any] | None]
 ) -> dict[str, float]:
     """Numbers about one gradient, from its values, or its sketches and the tables; TraceError if they are damaged."""
     about = stream.about(spec, row)

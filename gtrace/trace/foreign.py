@@ -212,23 +212,27 @@ class ZarrStore(TensorFile):
         root = zarr.open(str(path), mode="r")
         members = root.members(max_depth=None) if isinstance(root, zarr.Group) else [("", root)]
         self._arrays = {name.replace("/", "."): node for name, node in members if isinstance(node, zarr.Array)}
-        listed = [_zarr_entry(name, array) for name, array in sorted(self._arrays.items())]
+        listed = []
+        for name, array in sorted(self._arrays.items()):
+            # Names of the axes: a field in format 3, xarray's attribute in format 2.
+            names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS") or ()
+            axes = tuple(axis if isinstance(axis, str) else None for axis in names)
+            listed.append(_chunked_entry(name, array, axes, array.shards or ()))
         self.entries = [
             entry for entry in listed if entry.name == "step" or entry.dimensions != (entry.name.rpartition(".")[2],)
         ]
 
 
-def _zarr_entry(name: str, array: Any) -> Entry:
-    # Names of the axes: a field in format 3, xarray's attribute in format 2.
-    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS") or ()
+def _chunked_entry(name: str, array: Any, axes: tuple[str | None, ...], shard: tuple[int, ...] = ()) -> Entry:
+    chunks = array.chunks or array.shape
     return Entry(
         name,
         tuple(array.shape),
         array.dtype.name,
-        tuple(axis if isinstance(axis, str) else None for axis in names),
-        pieces=math.prod(-(-length // chunk) for length, chunk in zip(array.shape, array.chunks, strict=True)),
-        largest=max(math.prod(array.chunks), math.prod(array.shards or ())) * array.dtype.itemsize,
-        by_row=array.chunks[:1] == (1,),
+        axes,
+        pieces=math.prod(-(-length // max(chunk, 1)) for length, chunk in zip(array.shape, chunks, strict=True)),
+        largest=max(math.prod(chunks), math.prod(shard)) * array.dtype.itemsize,
+        by_row=array.chunks is None or chunks[:1] == (1,),
     )
 
 
@@ -252,21 +256,12 @@ class Hdf5File(TensorFile):
         if elsewhere:
             where = f"{printable(str(path))}: array '{printable(elsewhere[0])}'"
             raise TraceError(f"{where}: its values are in another file, which is not read; copy them into this one")
-        self.entries = [_hdf5_entry(name, array) for name, array in self._arrays.items()]
-
-
-def _hdf5_entry(name: str, array: Any) -> Entry:
-    chunks = array.chunks or array.shape
-    return Entry(
-        name,
-        array.shape,
-        array.dtype.name,
-        # The name of an axis is its label, or that of the coordinates attached to it.
-        tuple(axis.label or (axis[0].name.rpartition("/")[2] if len(axis) else None) for axis in array.dims),
-        pieces=math.prod(-(-length // max(chunk, 1)) for length, chunk in zip(array.shape, chunks, strict=True)),
-        largest=math.prod(chunks) * array.dtype.itemsize,
-        by_row=array.chunks is None or chunks[:1] == (1,),
-    )
+        listed = []
+        for name, array in self._arrays.items():
+            # The name of an axis is its label, or that of the coordinates attached to it.
+            axes = (axis.label or (axis[0].name.rpartition("/")[2] if len(axis) else None) for axis in array.dims)
+            listed.append(_chunked_entry(name, array, tuple(axes)))
+        self.entries = listed
 
 
 #: suffix -> the reader of such a file, for :class:`gtrace.trace.guard.Guard`

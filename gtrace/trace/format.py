@@ -61,10 +61,7 @@ STATISTICS = {
 }
 
 #: The same for kinds of gradient with a varying number of elements: stored elements, original elements.
-LENGTHS = {
-    "n_valid": ColumnType(np.dtype("<i8"), -1),
-    "n_total": ColumnType(np.dtype("<i8"), -1),
-}
+LENGTHS = {"n_valid": ColumnType(np.dtype("<i8"), -1), "n_total": ColumnType(np.dtype("<i8"), -1)}
 
 #: Numbers about one tensor at one step that only some captures record. A stream has those of its first commit.
 EXTRAS = dict.fromkeys(

@@ -22,7 +22,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,6 +43,11 @@ _SMALL = 64 * 1024 * 1024
 _SECTOR = 512
 _LONGEST_ANSWER = 256 * 1024 * 1024
 _HEAD = struct.Struct("<QI")
+
+#: Limits on reading one file: bytes of memory, beyond what the file and its declared arrays have; seconds of processor
+#: time, beyond one for each MB of the file and each 50 MB that it declares; and times these seconds that an answer may
+#: take by the clock, because a busy machine is not an attack.
+MEMORY, SECONDS, WAIT = 256 * 1024 * 1024, 10.0, 10.0
 
 
 class Entry(NamedTuple):
@@ -87,27 +91,10 @@ class Entry(NamedTuple):
         """The type of its values once they are read: numpy has no bfloat16 and no floats of 8 bits."""
         return np.dtype(np.float32 if self.dtype.startswith(("bfloat", "float8")) else self.dtype)
 
-
-@dataclass(frozen=True)
-class ReadingLimits:
-    """What reading one file may take.
-
-    Attributes:
-        memory: bytes, beyond what the file and its declared arrays have.
-        seconds: processor time, beyond a second for each MB of the file and each 50 MB that it declares.
-        wait: times the processor time that an answer may take by the clock; a busy machine is not an attack.
-    """
-
-    memory: int = 256 * 1024 * 1024
-    seconds: float = 10.0
-    wait: float = 10.0
-
-    def processor(self, stored: int, declared: int) -> float:
-        """Seconds of processor time for a file of this size that declares this much."""
-        return self.seconds + stored / 1e6 + declared / 50e6
-
-
-DEFAULT_LIMITS = ReadingLimits()
+    @property
+    def decoded(self) -> int:
+        """Bytes that reading it takes."""
+        return max(self.size * self.read_as.itemsize, self.largest)
 
 
 class Guard(contextlib.AbstractContextManager["Guard"]):
@@ -116,16 +103,12 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
     Args:
         files: all files and Zarr stores that will be read.
         readers: suffix -> ``module:class`` of what reads such a file, see :mod:`gtrace.trace.foreign`.
-        limits: for one file.
 
     Attributes:
         pid: number of the child process.
     """
 
-    def __init__(
-        self, files: Collection[Path], readers: Mapping[str, str], limits: ReadingLimits = DEFAULT_LIMITS
-    ) -> None:
-        self._limits = limits
+    def __init__(self, files: Collection[Path], readers: Mapping[str, str]) -> None:
         self._held = 0
         self._channel, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[2])
@@ -146,7 +129,7 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
         self.pid = self._process.pid
         places = sorted({os.path.realpath(path) for path in files})
         # torch may take long to load from a slow disk.
-        self._ask("reading files", 60, readers=dict(readers), places=places)
+        self.ask("reading files", 60, readers=dict(readers), places=places)
 
     def open(self, path: Path, suffix: str, folder: Path | None = None) -> GuardedFile:
         """Open a file, or a Zarr store; if its rows are read one by one, ``folder`` takes unpacked copies.
@@ -155,33 +138,21 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
             TraceError: it is not a regular file, holds links, is damaged, or declares more than it can hold.
         """
         stored = stored_bytes(path)
-        seconds = self._limits.processor(stored, 0)
-        memory = self._limits.memory + self._held + stored
-        answer = self._ask(printable(str(path)), seconds, memory=memory, path=str(path), suffix=suffix)
+        answer = self.ask(printable(str(path)), SECONDS + stored / 1e6, needs=stored, path=str(path), suffix=suffix)
         self._held += stored
         return GuardedFile(self, path, stored, [_entry(*fields) for fields in answer["entries"]], folder)
-
-    def read(self, file: GuardedFile, number: int, row: int | None, place: int) -> None:
-        """Have an array, or one index of its first axis, written to the file with this descriptor."""
-        entry, declared = file.entries[number], file.declared(number)
-        self._ask(
-            f"{file.where}: array '{printable(entry.name)}'",
-            self._limits.processor(file.stored, declared),
-            place,
-            memory=self._limits.memory + self._held + declared,
-            file=str(file.path),
-            number=number,
-            row=row,
-        )
 
     def release(self, file: GuardedFile) -> None:
         """Close a file."""
         self._held -= file.stored
         if self._process.poll() is None:
-            self._ask(file.where, self._limits.seconds, close=str(file.path))
+            self.ask(file.where, SECONDS, close=str(file.path))
 
-    def _ask(self, where: str, seconds: float, *descriptors: int, **request: Any) -> Any:
-        self._channel.settimeout(seconds * self._limits.wait)
+    def ask(self, where: str, seconds: float, *descriptors: int, needs: int | None = None, **request: Any) -> Any:
+        """The child's answer, for which it may take so much processor time, and memory for ``needs`` bytes more."""
+        if needs is not None:
+            request["memory"] = MEMORY + self._held + needs
+        self._channel.settimeout(seconds * WAIT)
         try:
             _send(self._channel, {**request, "seconds": seconds}, descriptors)
             answer = _receive(self._channel)[0]
@@ -192,7 +163,7 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
             why = f"reading it ended its process (code {code})"
             if late or code == -signal.SIGXCPU:
                 unit = "seconds" if late else "seconds of processor time"
-                why = f"takes more than {seconds * (self._limits.wait if late else 1):.3g} {unit} to read"
+                why = f"takes more than {seconds * (WAIT if late else 1):.3g} {unit} to read"
             raise TraceError(f"{where}: {why}; damaged or foreign") from None
         if "error" in answer:
             kind = UsageError if answer["usage"] else TraceError
@@ -217,13 +188,13 @@ class GuardedFile(contextlib.AbstractContextManager["GuardedFile"]):
     def __init__(self, guard: Guard, path: Path, stored: int, entries: Sequence[Entry], folder: Path | None) -> None:
         self._guard = guard
         self._folder = folder
-        self._unpacked: dict[int, NDArray[Any]] = {}
+        self._unpacked: dict[str, NDArray[Any]] = {}
         self.path = path
         self.where = printable(str(path))
         self.stored = stored
         self.entries = entries
         self._numbers = {entry.name: number for number, entry in enumerate(entries)}
-        declared = sum(map(self.declared, range(len(entries))))
+        declared = sum(entry.decoded for entry in entries)
         pieces = sum(entry.pieces for entry in entries)
         if declared > _RATIO * stored + _SMALL or pieces > stored:
             largest = max(entries, key=lambda entry: entry.size)
@@ -233,33 +204,34 @@ class GuardedFile(contextlib.AbstractContextManager["GuardedFile"]):
                 f"{size_text(declared)}{parts}, but has {stored} bytes; damaged or foreign"
             )
 
-    def declared(self, number: int) -> int:
-        """Bytes that an array needs, decoded."""
-        entry = self.entries[number]
-        return max(entry.size * entry.read_as.itemsize, entry.largest)
-
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
         """An array, or one index of its first axis; bfloat16 as float32.
 
         Raises:
             TraceError: the file is damaged, or reading it takes more memory or time than it may.
         """
-        number = self._numbers[entry.name]
         if row is None or entry.by_row:
-            return self._shared(number, row)
-        if number not in self._unpacked:
-            self._unpacked[number] = self._shared(number, None, self._folder)
-        return np.array(self._unpacked[number][row])
+            return self._shared(entry, row)
+        if entry.name not in self._unpacked:
+            self._unpacked[entry.name] = self._shared(entry, None, self._folder)
+        return np.array(self._unpacked[entry.name][row])
 
-    def _shared(self, number: int, row: int | None, folder: Path | None = None) -> NDArray[Any]:
-        entry = self.entries[number]
+    def _shared(self, entry: Entry, row: int | None, folder: Path | None = None) -> NDArray[Any]:
         shape, dtype = entry.shape if row is None else entry.shape[1:], entry.read_as
         length = math.prod(shape) * dtype.itemsize
         if not length:
             return np.empty(shape, dtype)
         descriptor = _shared_file(length, folder)
         try:
-            self._guard.read(self, number, row, descriptor)
+            self._guard.ask(
+                f"{self.where}: array '{printable(entry.name)}'",
+                SECONDS + self.stored / 1e6 + entry.decoded / 50e6,
+                descriptor,
+                needs=entry.decoded,
+                file=str(self.path),
+                number=self._numbers[entry.name],
+                row=row,
+            )
             return np.frombuffer(mmap.mmap(descriptor, length), dtype).reshape(shape)
         finally:
             os.close(descriptor)

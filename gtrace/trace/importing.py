@@ -278,11 +278,9 @@ class Imported:
 
 @dataclass(slots=True)
 class _Survey:
-    """The content of all files: step -> rank -> files and the row in each, tensor -> largest size."""
+    """The content of all files: step -> files and the row in each, tensor -> largest size."""
 
-    groups: dict[int, dict[int, list[tuple[SourceFile, int | None]]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )
+    groups: dict[int, list[tuple[SourceFile, int | None]]] = field(default_factory=lambda: defaultdict(list))
     sizes: dict[str, tuple[int, SourceFile]] = field(default_factory=dict)
     left_out: dict[str, None] = field(default_factory=dict)
     numbering: set[str] = field(default_factory=set)
@@ -377,11 +375,8 @@ def import_trace(
             "numpy": np.__version__,
         }
         clear_leftovers(place)
-        with new_beside(place, "import") as folder:
-            try:
-                folder.mkdir()
-            except OSError as error:
-                raise TraceError(f"{output}: cannot be written ({error.strerror})") from error
+        with new_beside(place, "import", f"{output}:") as folder:
+            folder.mkdir()
             new = folder / place.name
             try:
                 with create_trace(new, attrs={"imported": provenance}) as writer:
@@ -390,17 +385,19 @@ def import_trace(
                 # Finished steps are kept, and the trace is marked as interrupted.
                 move_in(new, place, force=force)
                 raise
-            names, nonfinite = _look(new)
+            with open_trace(new) as trace:
+                infos = trace.tensors
+                counts = [trace.statistics(i.name, kind=i.kind, rank=i.rank)["nonfinite"].sum() for i in infos]
             move_in(new, place, force=force)
     return Imported(
         output=Path(output),
         steps=tuple(sorted(survey.groups)),
-        tensors=names,
-        files=len({file.path for at in survey.groups.values() for files in at.values() for file, _ in files}),
+        tensors=tuple(dict.fromkeys(info.name for info in infos)),
+        files=len({file.path for files in survey.groups.values() for file, _ in files}),
         numbering=tuple(sorted(survey.numbering)),
         left_out=tuple(survey.left_out),
         ignored=ignored + len(found) - len(placed),
-        nonfinite=nonfinite,
+        nonfinite=int(sum(counts)),
     )
 
 
@@ -426,7 +423,7 @@ def _survey(guard: Guard, placed: Sequence[SourceFile], numbering: str, rules: I
         names[file] = same.setdefault(own, own)
         for step, row in (rows if rows is not None else {file.step or 0: None}).items():
             if rules.steps is None or step in rules.steps:
-                survey.groups[step][file.rank].append((file, row))
+                survey.groups[step].append((file, row))
         for name, entry in taken:
             size = entry.size // (entry.shape[0] or 1) if rows is not None else entry.size
             _note_size(survey.sizes, name, size * (2 if entry.is_complex else 1), file, rules.kind)
@@ -440,20 +437,19 @@ def _survey(guard: Guard, placed: Sequence[SourceFile], numbering: str, rules: I
 
 def _check_groups(survey: _Survey, names: Mapping[SourceFile, tuple[str, ...]]) -> None:
     """Check that each tensor occurs once at every step."""
-    for step, ranks in survey.groups.items():
-        for files in ranks.values():
-            if step >= 2**63:
-                raise UsageError(f"{printable(str(files[0][0].path))}: step {step} is too large; pass --pattern")
-            seen: dict[str, SourceFile] = {}
-            for file, _ in files:
-                for name in names[file]:
-                    if name in seen:
-                        paths = " and ".join(printable(str(one.path)) for one in (seen[name], file))
-                        raise UsageError(
-                            f"tensor '{printable(name)}' at step {step} is in {paths}; explain the names with "
-                            "--pattern, e.g. '{step}/{tensor}.npz' or 'rank{rank}/{step}.npz'"
-                        )
-                    seen[name] = file
+    for step, files in survey.groups.items():
+        if step >= 2**63:
+            raise UsageError(f"{printable(str(files[0][0].path))}: step {step} is too large; pass --pattern")
+        seen: dict[tuple[int, str], SourceFile] = {}
+        for file, _ in files:
+            for name in names[file]:
+                if (other := seen.get((file.rank, name))) is not None:
+                    paths = " and ".join(printable(str(one.path)) for one in (other, file))
+                    raise UsageError(
+                        f"tensor '{printable(name)}' at step {step} is in {paths}; explain the names with "
+                        "--pattern, e.g. '{step}/{tensor}.npz' or 'rank{rank}/{step}.npz'"
+                    )
+                seen[file.rank, name] = file
 
 
 def _note_size(sizes: dict[str, tuple[int, SourceFile]], name: str, size: int, file: SourceFile, kind: str) -> None:
@@ -526,47 +522,27 @@ def _write(
 ) -> None:
     with contextlib.ExitStack() as kept, tempfile.TemporaryDirectory(dir=folder) as scratch:
         opened_rows: dict[Path, GuardedFile] = {}
-        for done, (step, ranks) in enumerate(sorted(survey.groups.items())):
-            for rank, files in sorted(ranks.items()):
-                for file, row in files:
+        for done, step in enumerate(sorted(survey.groups)):
+            for file, row in sorted(survey.groups[step], key=lambda found: found[0].rank):
+                with contextlib.ExitStack() as once:
                     if row is None:
-                        with guard.open(file.path, file.suffix) as opened:
-                            _append(writer, survey, rules, (step, rank), file, opened, None)
-                        continue
-                    if file.path not in opened_rows:
+                        opened = once.enter_context(guard.open(file.path, file.suffix))
+                    elif (known := opened_rows.get(file.path)) is not None:
+                        opened = known
+                    else:
                         copies = Path(tempfile.mkdtemp(dir=scratch))
-                        opened_rows[file.path] = kept.enter_context(guard.open(file.path, file.suffix, copies))
-                    _append(writer, survey, rules, (step, rank), file, opened_rows[file.path], row)
+                        opened = opened_rows[file.path] = kept.enter_context(guard.open(file.path, file.suffix, copies))
+                    for name, entry in rules.gradients(file, opened, rows=row is not None):
+                        values = opened.read(entry, row)
+                        if np.iscomplexobj(values):
+                            # Capture does the same: a last axis of real and imaginary parts.
+                            values = np.stack([values.real, values.imag], axis=-1)
+                        capacity = max(survey.sizes[name][0], 1) if rules.kind == "neural" else None
+                        about: dict[str, Any] = {"kind": rules.kind, "rank": file.rank, "dtype": entry.dtype}
+                        writer.append(step, name, values, capacity=capacity, **about)
             # The time of the original run is unknown.
             writer.commit(step, time=math.nan)
             # Touch the folder, so that it is not taken for the leftover of a killed import.
             os.utime(folder)
             if progress is not None:
                 progress(done + 1, len(survey.groups))
-
-
-def _append(
-    writer: TraceWriter,
-    survey: _Survey,
-    rules: ImportRules,
-    at: tuple[int, int],
-    file: SourceFile,
-    opened: GuardedFile,
-    row: int | None,
-) -> None:
-    step, rank = at
-    for name, entry in rules.gradients(file, opened, rows=row is not None):
-        values = opened.read(entry, row)
-        if np.iscomplexobj(values):
-            # Capture does the same: a last axis of real and imaginary parts.
-            values = np.stack([values.real, values.imag], axis=-1)
-        capacity = max(survey.sizes[name][0], 1) if rules.kind == "neural" else None
-        writer.append(step, name, values, kind=rules.kind, rank=rank, capacity=capacity, dtype=entry.dtype)
-
-
-def _look(path: Path) -> tuple[tuple[str, ...], int]:
-    """Tensor names of the new trace, and the number of non-finite values."""
-    with open_trace(path) as trace:
-        names: dict[str, Any] = dict.fromkeys(info.name for info in trace.tensors)
-        counts = [trace.statistics(i.name, kind=i.kind, rank=i.rank)["nonfinite"].sum() for i in trace.tensors]
-    return tuple(names), int(sum(counts))

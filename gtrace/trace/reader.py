@@ -306,14 +306,7 @@ class Trace(Tabular, AbstractContextManager["Trace"]):
         there: NDArray[np.int64] = stream.steps[stream.statistic("present")[:, spec.index] != 0]
         return there
 
-    def read(
-        self,
-        name: str,
-        step: int,
-        *,
-        copy: bool = True,
-        **where: Unpack[Where],
-    ) -> NDArray[np.float32]:
+    def read(self, name: str, step: int, *, copy: bool = True, **where: Unpack[Where]) -> NDArray[np.float32]:
         """The gradient as a 1-D C-contiguous float32 array of ``size`` elements, a neural one of ``n_valid``.
 
         Reading the steps of one tensor in order decodes each chunk once, and chunks that were read last are kept.
@@ -346,13 +339,7 @@ class Trace(Tabular, AbstractContextManager["Trace"]):
             chunk.verified.add(row)
         return values
 
-    def read_chunks(
-        self,
-        name: str,
-        step: int,
-        chunk: int,
-        **where: Unpack[Where],
-    ) -> Iterator[NDArray[np.float32]]:
+    def read_chunks(self, name: str, step: int, chunk: int, **where: Unpack[Where]) -> Iterator[NDArray[np.float32]]:
         """The values of :meth:`read` in pieces of ``chunk`` elements, the last one shorter; never all in memory.
 
         Every stored chunk is decoded, and its checksum verified, once. The gradient's checksum is verified along
@@ -383,12 +370,7 @@ class Trace(Tabular, AbstractContextManager["Trace"]):
                 return
 
     def sketch(
-        self,
-        name: str,
-        step: int,
-        norm: Norm = "l2",
-        bucket_size: int | None = None,
-        **where: Unpack[Where],
+        self, name: str, step: int, norm: Norm = "l2", bucket_size: int | None = None, **where: Unpack[Where]
     ) -> MomentSketch:
         """The moment sketch of one gradient: the stored one if the trace holds sketches, else made from the values.
 
@@ -403,13 +385,7 @@ class Trace(Tabular, AbstractContextManager["Trace"]):
 
         return MomentSketch.from_spec(self.read(name, step, **where), spec)
 
-    def sketch_row(
-        self,
-        name: str,
-        step: int,
-        specs: Sequence[SummarySpec],
-        **where: Unpack[Where],
-    ) -> SketchRow:
+    def sketch_row(self, name: str, step: int, specs: Sequence[SummarySpec], **where: Unpack[Where]) -> SketchRow:
         """Stored sketches of a tensor at a step, with the numbers about them.
 
         Args:

@@ -129,8 +129,9 @@ def _scalars_of(given: Mapping[str, float | None]) -> dict[str, float]:
 class _StreamState:
     """The state of one stream: its tensors, its committed rows, and the pending row."""
 
-    def __init__(self, kind: str) -> None:
-        self.columns: Mapping[str, ColumnType] = layout.statistics_of(kind)
+    def __init__(self, key: StreamKey) -> None:
+        self.key = key
+        self.columns: Mapping[str, ColumnType] = layout.statistics_of(key.kind)
         self.specs: dict[str, TensorSpec] = {}
         self.rows = 0
         self.last_step = -1
@@ -278,8 +279,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             TraceError: the files cannot be written.
         """
         with self._lock:
-            key = self._key(kind, optimizer, rank)
-            stream = self._stream(key)
+            stream = self._stream(kind, optimizer, rank)
             values, shape, dtype = _float32_values(array, name)
             further = _extras_of(numbers or {}, name)
             about = {"shape": shape, "dtype": dtype} | attrs
@@ -290,7 +290,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             if self._plan is not None and (whole and self._plan.covers(values.size) if spec is None else spec.sketched):
                 row = SketchRow.of(values, self._plan.specs)
                 total = row.size if n_total is None else n_total
-                self._append_row(key, step, name, row, total, about, further)
+                self._append_row(stream, step, name, row, total, about, further)
                 return
             width, total = row_width(name, kind, values.size, n_total, capacity)
             if spec is None:
@@ -305,7 +305,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             statistics = row_statistics(values)._asdict()
             if kind == "neural":
                 statistics |= {"n_valid": values.size, "n_total": total}
-            self._put(key, step, spec, values, statistics | further)
+            self._put(stream, step, spec, values, statistics | further)
 
     def append_sketch(
         self,
@@ -333,21 +333,20 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             TraceError: the files cannot be written.
         """
         with self._lock:
-            key = self._key(kind, optimizer, rank)
-            self._stream(key)
+            stream = self._stream(kind, optimizer, rank)
             if self._plan is None or tuple(sketch.spec for sketch in row.sketches) != self._plan.specs:
                 raise UsageError(
                     f"tensor '{printable(name)}': the trace stores other sketches; see create_trace(sketch=)"
                 )
             about = {"shape": list(shape), "dtype": "float32"} | attrs
-            self._append_row(key, step, name, row, row.size if n_total is None else n_total, about, {})
+            self._append_row(stream, step, name, row, row.size if n_total is None else n_total, about, {})
 
     def together(
         self, count: int, kind: str = "weight", optimizer: int = 0, rank: int = 0, *, last: bool = False
     ) -> int:
         """How many of the next ``count`` steps, perhaps the ``last`` ones, :meth:`extend` commits at once."""
         with self._lock:
-            return together(self._stream(self._key(kind, optimizer, rank)).rows, count, last=last)
+            return together(self._stream(kind, optimizer, rank).rows, count, last=last)
 
     def extend(
         self,
@@ -379,11 +378,10 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             TraceError: the files cannot be written; nothing was committed.
         """
         with self._lock:
-            key = self._key(kind, optimizer, rank)
-            stream = self._stream(key)
+            stream = self._stream(kind, optimizer, rank)
             if any(a >= b for a, b in itertools.pairwise(steps)) or not tensors.keys() <= stream.specs.keys():
                 raise UsageError(f"{self.path}: steps must ascend, and their tensors need an earlier append")
-            self._begin(key, stream, steps[0])
+            self._begin(stream, steps[0])
             stream.pending = None
             part = slice(0, together(stream.rows, len(steps), last=last))
             numbers = {name: np.full(part.stop, math.nan) for name in SCALARS}
@@ -400,7 +398,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                     if what not in table:
                         raise UsageError(f"tensor '{printable(name)}': the first step of its stream had no '{what}'")
                     table[what][:, spec.index] = given[part]
-            sink, rows = self._sink_of(key, stream), range(stream.rows, stream.rows + part.stop)
+            sink, rows = self._sink_of(stream), range(stream.rows, stream.rows + part.stop)
             with self._storing:
                 try:
                     for spec, values in found.values():
@@ -412,7 +410,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             stream.last_step, stream.rows = int(steps[part.stop - 1]), rows.stop
             self.stored += sum(values.nbytes for _, values in found.values())
             if self.follower is not None:
-                self.follower(key, list(stream.specs), committed)
+                self.follower(stream.key, list(stream.specs), committed)
             return part.stop
 
     def commit(
@@ -442,29 +440,22 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         """
         with self._lock:
             numbers = _scalars_of(scalars)
-            default = self._key(
-                "weight" if kind is None else kind,
-                0 if optimizer is None else optimizer,
-                0 if rank is None else rank,
-            )
+            default = self._stream("weight" if kind is None else kind, optimizer or 0, rank or 0)
             chosen = [
-                key
-                for key, stream in self._streams.items()
+                stream
+                for stream in self._streams.values()
                 if stream.pending is not None
-                and kind in (None, key.kind)
-                and optimizer in (None, key.optimizer)
-                and rank in (None, key.rank)
+                and kind in (None, stream.key.kind)
+                and optimizer in (None, stream.key.optimizer)
+                and rank in (None, stream.key.rank)
             ]
-            for key in chosen:
-                if self._streams[key].pending != step:
-                    raise UsageError(
-                        f"commit of step {step}, but gradients were appended to {self._streams[key].pending}"
-                    )
+            for stream in chosen:
+                if stream.pending != step:
+                    raise UsageError(f"commit of step {step}, but gradients were appended to {stream.pending}")
             if not chosen:
-                self._begin(default, self._stream(default), step)
-                chosen = [default]
-            for key in chosen:
-                self._commit(key, self._streams[key], numbers)
+                self._begin(default, step)
+            for stream in chosen or [default]:
+                self._commit(stream, numbers)
 
     def discard(self) -> None:
         """Drop the uncommitted steps; their numbers may be used again.
@@ -507,9 +498,9 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             if not self._owned():
                 return
             try:
-                for key, stream in self._streams.items():
+                for stream in self._streams.values():
                     if stream.pending is not None:
-                        self._commit(key, stream, _scalars_of({}))
+                        self._commit(stream, _scalars_of({}))
             finally:
                 self._finish(status, beat)
 
@@ -536,25 +527,20 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         if os.getpid() != self._pid:
             raise UsageError(f"{self.path}: this process was forked from the one that is writing the trace")
 
-    def _key(self, kind: str, optimizer: int, rank: int) -> StreamKey:
+    def _stream(self, kind: str, optimizer: int, rank: int) -> _StreamState:
         self._check_open()
-        key = StreamKey(rank, kind, optimizer)
-        if key in self._streams:
-            return key
-        if kind not in KINDS:
-            raise UsageError(f"unknown kind '{printable(kind)}' of gradient; {suggest(kind, KINDS)}")
-        for what, number in (("optimizer", optimizer), ("rank", rank)):
-            if not 0 <= number < 10**9:
-                raise UsageError(f"{what} {number}: must be a number of 0 or more")
-        return StreamKey(int(rank), kind, int(optimizer))
-
-    def _stream(self, key: StreamKey) -> _StreamState:
-        stream = self._streams.get(key)
+        stream = self._streams.get(StreamKey(rank, kind, optimizer))
         if stream is None:
-            stream = self._streams[key] = _StreamState(key.kind)
+            if kind not in KINDS:
+                raise UsageError(f"unknown kind '{printable(kind)}' of gradient; {suggest(kind, KINDS)}")
+            for what, number in (("optimizer", optimizer), ("rank", rank)):
+                if not 0 <= number < 10**9:
+                    raise UsageError(f"{what} {number}: must be a number of 0 or more")
+            key = StreamKey(int(rank), kind, int(optimizer))
+            stream = self._streams[key] = _StreamState(key)
         return stream
 
-    def _begin(self, key: StreamKey, stream: _StreamState, step: int) -> None:
+    def _begin(self, stream: _StreamState, step: int) -> None:
         """Make ``step`` the pending one; an earlier pending step is complete now."""
         if stream.pending == step:
             return
@@ -563,17 +549,17 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             came = f", and step {last} came before" if last >= 0 else ""
             raise UsageError(f"{self.path}: step {step}: steps must ascend from 0{came}")
         if stream.pending is not None:
-            self._commit(key, stream, _scalars_of({}))
+            self._commit(stream, _scalars_of({}))
         stream.pending = int(step)
 
-    def _sink_of(self, key: StreamKey, stream: _StreamState) -> StreamSink:
+    def _sink_of(self, stream: _StreamState) -> StreamSink:
         if stream.sink is None:
-            stream.sink = self._sink.stream(key)
+            stream.sink = self._sink.stream(stream.key)
         return stream.sink
 
     def _append_row(
         self,
-        key: StreamKey,
+        stream: _StreamState,
         step: int,
         name: str,
         row: SketchRow,
@@ -582,49 +568,47 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         further: Mapping[str, float],
     ) -> None:
         assert self._plan is not None
-        stream = self._streams[key]
         data = row.pack(self._plan.mantissa)
         spec = stream.specs.get(name)
         if spec is None:
             about = {SKETCH: self._plan.describe(), **about}
             spec = _new_spec(len(stream.specs), self._open_bytes, name, self._plan.row_width(), about, first=data.size)
         statistics = row.statistics() | {"crc32c": checksum_bytes(data)}
-        if key.kind == "neural":
+        if stream.key.kind == "neural":
             statistics |= {"n_valid": row.size, "n_total": total}
         elif (expected := int(values_of(spec.attrs, np.array([step]))[0])) != row.size:
             raise _other_size(name, step, row.size, expected)
-        self._put(key, step, spec, data, {**statistics, **further})
+        self._put(stream, step, spec, data, {**statistics, **further})
 
     def _put(
-        self, key: StreamKey, step: int, spec: TensorSpec, values: NDArray[Any], statistics: dict[str, float]
+        self, stream: _StreamState, step: int, spec: TensorSpec, values: NDArray[Any], statistics: dict[str, float]
     ) -> None:
         """Add a row, and the tensor if it is new."""
-        stream = self._streams[key]
         if stream.pending == step and spec.index in stream.values:
             raise UsageError(f"tensor '{printable(spec.name)}', step {step}: appended twice")
-        self._begin(key, stream, step)
+        self._begin(stream, step)
         if spec.name not in stream.specs:
             with self._storing:
-                self._sink_of(key, stream).add_tensor(spec)
+                self._sink_of(stream).add_tensor(spec)
             stream.specs[spec.name] = spec
             if spec.chunk_rows > 1:
                 self._open_bytes += spec.chunk_rows * spec.chunk_elements * spec.column.dtype.itemsize
         with self._storing:
-            self._sink_of(key, stream).write_rows(spec, stream.rows, values[None])
+            self._sink_of(stream).write_rows(spec, stream.rows, values[None])
         self.stored += values.nbytes
         stream.add(spec.index, spec.name, statistics)
 
-    def _commit(self, key: StreamKey, stream: _StreamState, scalars: Mapping[str, float]) -> None:
+    def _commit(self, stream: _StreamState, scalars: Mapping[str, float]) -> None:
         assert stream.pending is not None
         numbers = {name: np.array([value]) for name, value in scalars.items()}
         rows = Rows(np.array([stream.pending], np.int64), numbers, stream.statistics())
         with self._storing:
-            self._sink_of(key, stream).commit(stream.rows, rows)
+            self._sink_of(stream).commit(stream.rows, rows)
         stream.last_step, stream.pending = stream.pending, None
         stream.rows += 1
         stream.values = {}
         if self.follower is not None:
-            self.follower(key, list(stream.specs), rows)
+            self.follower(stream.key, list(stream.specs), rows)
 
 
 class _MemoryStreamSink:

@@ -19,7 +19,7 @@ from helpers_trace import edit_json
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace.foreign import READERS
-from gtrace.trace.guard import Guard, ReadingLimits, confines
+from gtrace.trace.guard import MEMORY, SECONDS, Guard, confines
 from gtrace.trace.importing import ImportRules, import_trace
 
 
@@ -189,8 +189,8 @@ def test_hostile_files_are_refused_in_one_line(name, guard):
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     # What the files declare is small or refused.
-    assert resident(guard.pid) - guard.before < ReadingLimits().memory
-    assert time.monotonic() - start < ReadingLimits().seconds
+    assert resident(guard.pid) - guard.before < MEMORY
+    assert time.monotonic() - start < SECONDS
     assert not Path("owned").exists()
 
 
@@ -213,20 +213,25 @@ def test_an_axis_of_a_million_empty_steps(tmp_path):
     assert os.listdir(tmp_path) == ["w.npy"]
 
 
-def test_work_that_the_file_does_not_explain_is_ended(tmp_path):
+def test_work_that_the_file_does_not_explain_is_ended(tmp_path, monkeypatch):
     """Chunks that are missing, one for each byte of the store."""
     path = array(tmp_path / "w.zarr", shape=(10**5,), chunks=(1,), attributes={"text": "x" * 10**5})
     says = r"w\.zarr: array '': takes more than 1\.\d+ seconds of processor time"
-    with Guard([path], READERS, ReadingLimits(seconds=1.0, wait=100.0)) as guard, pytest.raises(TraceError, match=says):
+    monkeypatch.setattr("gtrace.trace.guard.SECONDS", 1.0)
+    monkeypatch.setattr("gtrace.trace.guard.WAIT", 100.0)
+    with Guard([path], READERS) as guard, pytest.raises(TraceError, match=says):
         read_all(guard, path)
 
 
-def test_a_child_that_does_not_answer_is_ended(tmp_path):
+def test_a_child_that_does_not_answer_is_ended(tmp_path, monkeypatch):
     path = write(tmp_path / "w.npy", npy(np.zeros(3)))
-    with Guard([path], READERS, ReadingLimits(seconds=0.1, wait=3.0)) as guard:
+    with Guard([path], READERS) as guard:
+        monkeypatch.setattr("gtrace.trace.guard.SECONDS", 0.1)
+        monkeypatch.setattr("gtrace.trace.guard.WAIT", 3.0)
         os.kill(guard.pid, signal.SIGSTOP)
         with pytest.raises(TraceError, match=r"w\.npy: takes more than 0\.3 seconds to read"):
             guard.open(path, ".npy")
+    monkeypatch.undo()
     with Guard([path], READERS) as guard:
         os.kill(guard.pid, signal.SIGKILL)
         with pytest.raises(TraceError, match=r"w\.npy: reading it ended its process \(code -9\)"):

@@ -17,7 +17,7 @@ import torch
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep
+from gtrace.capture.options import every_step
 
 SAMPLES = Path(__file__).resolve().parent.parent / "samples"
 
@@ -27,7 +27,8 @@ class Captured:
 
     def __init__(self, path, **options):
         self.path, self.said, self.expected = path, [], {}
-        self.session = CaptureSession(CaptureOptions(path, **({"policy": EveryStep()} | options)), say=self.said.append)
+        options = {"policy": every_step()} | options
+        self.session = CaptureSession(CaptureOptions(path, **options), say=self.said.append)
 
     def __enter__(self):
         self.session.start()

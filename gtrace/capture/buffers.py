@@ -15,11 +15,11 @@ import mmap
 import queue
 import sys
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from gtrace.capture.waiting import Returns
+from gtrace.capture.options import PATIENCE
 from gtrace.trace.journal import MOST_ROWS
 
 if TYPE_CHECKING:
@@ -38,22 +38,58 @@ _AT_A_STROKE = 1024 * 1024
 _POPULATE, _AT_ONCE = 23, 1024 * 1024
 
 
+_Thing = TypeVar("_Thing")
+
 # Not ``ctypes.memmove``, after which another thread may have the interpreter's lock for a while.
 _memmove = ctypes.PyDLL(None).memmove
 _memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), None
 
 
-class CudaRuntime:
-    """The copies and events of a GPU, from ``torch.cuda``."""
+class Returns(Generic[_Thing]):
+    """What the writer's thread hands back to training, which waits for it at most ``PATIENCE``.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        #: The stream of copies to the host.
-        self.copying: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    After a wait in vain it does not wait again until something has come back. Only SimpleQueue is used, which a signal
+    handler may also use at any moment.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Thing] = queue.SimpleQueue()
+        self._late = False
+
+    def put(self, thing: _Thing) -> None:
+        """Hand something back."""
+        self._queue.put(thing)
+
+    def get(self, *, wait: bool) -> _Thing | None:
+        """The oldest thing; None if there is nothing, with ``wait`` only after waiting."""
+        patience = PATIENCE if wait and not self._late else 0.0
+        try:
+            thing = self._queue.get(timeout=patience) if patience else self._queue.get_nowait()
+        except queue.Empty:
+            self._late = self._late or wait
+            return None
+        self._late = False
+        return thing
+
+
+class Staging:
+    """A block on a GPU for one row of gradients with these shapes, and the copies from it to the host."""
+
+    def __init__(self, device: torch.device, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.device = device
+        sizes = list(map(math.prod, shapes))
+        self._block = self.block(sum(sizes))
+        self._parts = [part.view(shape) for part, shape in zip(torch.split(self._block, sizes), shapes, strict=True)]
+        self._copied: torch.cuda.Event | None = None
+
+    @functools.cached_property
+    def copying(self) -> torch.cuda.Stream:
+        """The stream of copies to the host."""
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def block(self, elements: int, *, locked: bool = False) -> torch.Tensor:
         """A block for ``elements`` float32 values on the device; ``locked``: on the host, for copies by the device."""
-        device = "cpu" if locked else self._device
+        device = "cpu" if locked else self.device
         return torch.empty(elements, dtype=torch.float32, device=device, pin_memory=locked)
 
     def event(self) -> torch.cuda.Event:
@@ -62,24 +98,12 @@ class CudaRuntime:
 
     def computing(self) -> torch.cuda.Stream:
         """The stream in which training computes."""
-        return torch.cuda.current_stream(self._device)
+        return torch.cuda.current_stream(self.device)
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def send(self, target: torch.Tensor, block: torch.Tensor) -> None:
         """Queue a copy from a block on the device to a locked one."""
         with torch.cuda.stream(self.copying):
-            target.copy_(source, non_blocking=True)
-
-
-class Staging:
-    """A block on a device for one row of gradients with these shapes."""
-
-    def __init__(self, device: torch.device, runtime: CudaRuntime, shapes: Sequence[tuple[int, ...]]) -> None:
-        self.device = device
-        self.runtime = runtime
-        sizes = list(map(math.prod, shapes))
-        self._block = runtime.block(sum(sizes))
-        self._parts = [part.view(shape) for part, shape in zip(torch.split(self._block, sizes), shapes, strict=True)]
-        self._copied: torch.cuda.Event | None = None
+            target.copy_(block, non_blocking=True)
 
     def copy(self, target: torch.Tensor, places: Iterable[int], gradients: Sequence[torch.Tensor]) -> torch.cuda.Event:
         """Queue the copy of a row; the gradients may change once this returns.
@@ -92,14 +116,14 @@ class Staging:
         Returns:
             an event; ``target`` can be read after it.
         """
-        computing, copying = self.runtime.computing(), self.runtime.copying
+        computing, copying = self.computing(), self.copying
         if self._copied is not None:
             computing.wait_event(self._copied)
         torch._foreach_copy_([self._parts[place] for place in places], list(gradients))
-        filled, self._copied = self.runtime.event(), self.runtime.event()
+        filled, self._copied = self.event(), self.event()
         filled.record(computing)
         copying.wait_event(filled)
-        self.runtime.copy(target, self._block)
+        self.send(target, self._block)
         self._copied.record(copying)
         return self._copied
 
@@ -110,7 +134,7 @@ def staging_for(devices: Iterable[torch.device], shapes: Sequence[tuple[int, ...
     if len(several) != 1:
         return None
     device = several.pop()
-    return Staging(device, CudaRuntime(device), shapes) if device.type == "cuda" else None
+    return Staging(device, shapes) if device.type == "cuda" else None
 
 
 class RowBuffer:
@@ -292,7 +316,7 @@ class BufferPool:
             return None
         self._made, elements = number + 1, self.elements
         if self.staging is not None:
-            block = self.staging.runtime.block(rows * elements, locked=True)
+            block = self.staging.block(rows * elements, locked=True)
         else:
             # Device and dtype are explicit because the script may have set other defaults.
             block = torch.empty(rows * elements, dtype=torch.float32, device="cpu")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gtrace.capture.layout import Found, RowLayout, Slot
     from gtrace.capture.options import CaptureOptions
-    from gtrace.torch_hooks.hooks import OptimizerStep
+    from gtrace.torch_hooks.gradients import OptimizerStep
 
 #: names under which optimizers keep a running mean of gradients: SGD, RMSprop and Muon; Adam and its kin
 _BUFFERS = ("momentum_buffer", "exp_avg")
@@ -163,7 +163,6 @@ class Changes:
         return found
 
     def _momenta(self, optimizer: Optimizer | Rounds, stream: int) -> list[Found]:
-        """The optimizer's running means of gradients."""
         found = []
         for member in optimizer.members.values() if isinstance(optimizer, Rounds) else (optimizer,):
             state = getattr(undivided(member), "state", {})

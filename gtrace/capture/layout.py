@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from gtrace.torch_hooks.hooks import OptimizerStep
-    from gtrace.torch_hooks.naming import ParameterName
+    from gtrace.torch_hooks.gradients import OptimizerStep
+    from gtrace.torch_hooks.naming import TreeName
     from gtrace.torch_hooks.steps import Rounds
 
     #: what a row is to hold of a parameter: it, this process's part of a tensor, and its stage
@@ -70,8 +70,8 @@ class RowLayout:
 
     def __init__(
         self,
-        names: Callable[[Optimizer | Rounds], Mapping[int, ParameterName]],
-        keeps: Callable[[ParameterName], bool],
+        names: Callable[[Optimizer | Rounds], Mapping[int, TreeName]],
+        keeps: Callable[[TreeName], bool],
         queue_bytes: int,
     ) -> None:
         self.slots: list[Slot] = []

@@ -1,31 +1,41 @@
-"""Gradients with respect to module outputs, gathered during a backward pass until the optimizer steps."""
+"""Gradients with respect to module outputs, gathered during a backward pass until the optimizer steps.
+
+A tensor hook on the output finds them, not a backward hook on the module: those wrap the output in an autograd
+function, after which an in-place ReLU raises an error.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import threading
 import time
+import warnings
 from bisect import insort
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.nn.modules.loss import _Loss
+from torch.nn.modules.module import register_module_forward_hook
 
+from gtrace.capture.buffers import Returns
 from gtrace.capture.layout import Slot, shape_and_type
 from gtrace.capture.options import MAX_ELEMENTS
-from gtrace.capture.waiting import Returns
 from gtrace.torch_hooks.gradients import as_real_dense
 from gtrace.torch_hooks.naming import ModulePaths
-from gtrace.torch_hooks.outputs import OutputHooks, is_compiled
+from gtrace.torch_hooks.steps import output_tensors
 from gtrace.trace.rows import SAMPLE, default_capacity, sample_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
+    from torch.utils.hooks import RemovableHandle
 
-    from gtrace.capture.options import CaptureOptions, TensorSelection
-    from gtrace.torch_hooks.outputs import Output
+    from gtrace.capture.options import CaptureOptions
+    from gtrace.torch_hooks.naming import TreeName
 
 #: recorded calls of one module in a step
 MOST_CALLS = 64
@@ -35,6 +45,140 @@ _ROW_BYTES = 2**30
 _KEPT_SAMPLES = 32
 #: names in a message
 _NAMED = 5
+
+
+class Output(NamedTuple):
+    """One tensor that one call of a module returned.
+
+    Attributes:
+        order: number of the call among all calls of all modules, ascending.
+        place: number of the tensor in the call's output.
+    """
+
+    name: TreeName
+    order: int
+    place: int
+
+
+class OutputHooks:
+    """Watches the outputs of modules while ``listening`` is set.
+
+    It watches modules without children (their outputs include those of everything above them) and modules
+    that own parameters themselves. Losses (``torch.nn``'s) are left out.
+
+    Args:
+        keeps: whether to watch a module of this name.
+        on_gradient: called in the backward pass with each gradient of a watched output, by one thread at a time; it
+            must copy what it wants to keep. It is called again for the same output if the graph is used again.
+        paused: whether to ignore the current forward pass.
+        on_error: called with an exception of the hooks or of ``on_gradient``; training continues.
+    """
+
+    def __init__(
+        self,
+        paths: ModulePaths,
+        keeps: Callable[[TreeName], bool],
+        on_gradient: Callable[[Output, torch.Tensor], None],
+        paused: Callable[[], bool],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self.listening = False
+        #: seconds that forward and backward passes waited here
+        self.seconds = 0.0
+        #: paths of watched modules -> whether a gradient of theirs has arrived
+        self.watched: dict[str, bool] = {}
+        #: Paths of modules whose outputs need no gradient.
+        self.idle: dict[str, None] = {}
+        #: paths of modules that torch.compile has replaced
+        self.compiled: dict[str, None] = {}
+        #: names modules
+        self.paths = paths
+        self._keeps = keeps
+        self._on_gradient = on_gradient
+        self._paused = paused
+        self._on_error = on_error
+        self._order = 0
+        # Several devices run their parts of one backward pass in threads of their own.
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._handle: RemovableHandle | None = None
+        # Hooks on leaves of the graph outlive it.
+        self._lasting: list[RemovableHandle] = []
+
+    def install(self) -> None:
+        """Start watching. The hook stays until the end: torch compiles a graph again whenever hooks change."""
+        # torch warns that a hook is called again for a compiled module. A script that turns warnings into errors
+        # would end there.
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+        self._filter = warnings.filters[0]
+        self._handle = register_module_forward_hook(self._after_forward)
+
+    def remove(self) -> None:
+        """Stop watching. Graphs that still exist report nothing more."""
+        self.listening = False
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+            # The program may have set its own filters, or reset them.
+            with contextlib.suppress(ValueError):
+                warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove hooks that would reach into the next step."""
+        for handle in self._lasting:
+            handle.remove()
+        self._lasting = []
+
+    def _after_forward(self, module: nn.Module, _args: object, output: object) -> None:
+        # This comes first: while a graph is being compiled, nothing below may enter it.
+        if torch.compiler.is_compiling() or not self.listening or not torch.is_grad_enabled():
+            return
+        started = time.perf_counter()
+        try:
+            if os.getpid() == self._owner and not torch.jit.is_tracing() and not self._paused():  # type: ignore[attr-defined,no-untyped-call]
+                self._watch(module, output)
+        except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
+            self._on_error(error)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _watch(self, module: nn.Module, output: object) -> None:
+        compiled = _is_compiled(module)
+        if not compiled and not _is_watched(module):
+            return
+        name = self.paths.of(module)
+        if name is None or not self._keeps(name):
+            return
+        if compiled:
+            self.compiled[name.name] = None
+            return
+        tensors = [(place, tensor) for place, tensor in enumerate(output_tensors(output)) if _has_gradient(tensor)]
+        if not tensors:
+            self.idle[name.name] = None
+            return
+        self.watched.setdefault(name.name, False)
+        self._order += 1
+        for place, tensor in tensors:
+            about = Output(name, self._order, place)
+            handle = tensor.register_hook(functools.partial(self._arrived, about))  # type: ignore[no-untyped-call]
+            if tensor.is_leaf:
+                self._lasting.append(handle)
+
+    def _arrived(self, output: Output, gradient: torch.Tensor | None) -> None:
+        # Autograd also reports missing gradients.
+        if gradient is None or not self.listening:
+            return
+        started = time.perf_counter()
+        try:
+            if os.getpid() == self._owner:
+                self.watched[output.name.name] = True
+                with self._lock, torch.no_grad():
+                    self._on_gradient(output, gradient.detach())
+        except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
+            self._on_error(error)
+        finally:
+            self.seconds += time.perf_counter() - started
 
 
 @dataclass(slots=True)
@@ -123,15 +267,15 @@ def _bytes(blocks: Iterable[torch.Tensor]) -> int:
     return 4 * sum(block.numel() for block in blocks)
 
 
-class NeuralRecorder:
+class NeuralRecorder(OutputHooks):
     """Gathers the gradients of module outputs that arrive before each optimizer step.
 
     Args:
         options: elements to keep of one gradient, and the limit on bytes of rows that wait to be written.
         models: the live modules.
-        selection: which modules.
+        keeps: whether to watch a module of this name.
         scan: search the whole process for modules that are not in ``models``; otherwise these are left out.
-        paused: whether to ignore the current forward pass.
+        paused, on_error: see :class:`OutputHooks`, which listens to the forward passes before a wanted step.
     """
 
     def __init__(
@@ -139,13 +283,14 @@ class NeuralRecorder:
         options: CaptureOptions,
         models: Callable[[], Sequence[nn.Module]],
         *,
-        selection: TensorSelection,
+        keeps: Callable[[TreeName], bool],
         scan: bool,
         paused: Callable[[], bool],
         say: Callable[[str], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self._seconds = 0.0
+        paths = ModulePaths(models, scan=scan, closed=not scan)
+        super().__init__(paths, functools.cache(keeps), self._store, paused, on_error)
         #: Names of tensors that were recorded.
         self.tensors: set[str] = set()
         #: Bytes of the largest row so far.
@@ -156,11 +301,6 @@ class NeuralRecorder:
         self._models = models
         self._max_elements = options.max_elements or MAX_ELEMENTS
         self._say = say
-        #: names modules
-        self.paths = ModulePaths(models, scan=scan, closed=not scan)
-        self._keeps = functools.cache(lambda name: selection.keeps(name.path, name.aliases))
-        #: to be installed, and removed at the end; they listen to the forward passes before a wanted step
-        self.hooks = OutputHooks(self.paths, self._keeps, self._arrive, paused, on_error)
         self._blocks = HostBlocks(options.queue_bytes)
         self._capacities: dict[tuple[str, int], int] = {}
         self._row: dict[tuple[int, int], _Arrival] = {}
@@ -172,17 +312,10 @@ class NeuralRecorder:
         self._steps = 0
         self._empty = 0
         self._said: set[str] = set()
-        # Several devices run their parts of one backward pass in threads of their own.
-        self._lock = threading.Lock()
-
-    @property
-    def seconds(self) -> float:
-        """Time that forward and backward passes spent here."""
-        return self._seconds + self.hooks.seconds
 
     def discard(self) -> None:
         """Start a new row."""
-        self.hooks.forget()
+        self.forget()
         self._blocks.reuse(arrival.values for arrival in self._row.values() if arrival.values.device.type == "cpu")
         self._row, self._calls, self.pending_bytes, self.dropped = {}, {}, 0, False
 
@@ -198,10 +331,10 @@ class NeuralRecorder:
         if not arrivals:
             return None
         for arrival in arrivals:
-            key = arrival.output.name.path, arrival.output.place
+            key = arrival.output.name.name, arrival.output.place
             if key not in self._capacities:
                 # All calls of a module share one stream, so a gradient is cut at most once.
-                sizes = [a.total for a in arrivals if (a.output.name.path, a.output.place) == key]
+                sizes = [a.total for a in arrivals if (a.output.name.name, a.output.place) == key]
                 self._capacities[key] = min(self._max_elements, default_capacity(max(sizes)))
         values = [arrival.values for arrival in arrivals]
         on_host = [one if one.device.type == "cpu" else self._blocks.take(one.numel()).copy_(one) for one in values]
@@ -214,9 +347,8 @@ class NeuralRecorder:
     def notes(self) -> list[str]:
         """What was left out and why, one line for each reason."""
         self._tell_compiled()
-        watched = self.hooks.watched
-        idle = [path for path in self.hooks.idle if not watched.get(path)]
-        lost = [path for path, arrived in watched.items() if not arrived and path not in idle]
+        idle = [path for path in self.idle if not self.watched.get(path)]
+        lost = [path for path, arrived in self.watched.items() if not arrived and path not in idle]
         out = []
         if idle:
             out.append(f"{_modules(idle)} with outputs that need no gradient: skipped")
@@ -232,18 +364,12 @@ class NeuralRecorder:
             )
         return out
 
-    def _arrive(self, output: Output, gradient: torch.Tensor) -> None:
-        started = time.perf_counter()
-        with self._lock, torch.no_grad():
-            self._store(output, gradient)
-        self._seconds += time.perf_counter() - started
-
     def _store(self, output: Output, given: torch.Tensor) -> None:
         if self.dropped or given.device.type == "meta" or given.numel() == 0 or not self._is_among_first(output):
             return
         gradient = as_real_dense(given)
         total = gradient.numel()
-        path = output.name.path
+        path = output.name.name
         kept = min(total, self._capacities.get((path, output.place), self._max_elements))
         found = self._row.get(output[1:])
         if self.pending_bytes + 4 * kept > _ROW_BYTES and found is None:
@@ -274,13 +400,13 @@ class NeuralRecorder:
 
         Gradients arrive in the reverse order of the calls.
         """
-        calls = self._calls.setdefault(output.name.path, [])
+        calls = self._calls.setdefault(output.name.name, [])
         if output.order in calls:
             return True
         if len(calls) == MOST_CALLS:
             self._say_once(
                 "calls",
-                f"calls of a module beyond the {MOST_CALLS}th of a step are left out, first: {output.name.path}",
+                f"calls of a module beyond the {MOST_CALLS}th of a step are left out, first: {output.name.name}",
             )
             if output.order > calls[-1]:
                 return False
@@ -298,23 +424,23 @@ class NeuralRecorder:
         slots = []
         for index, arrival in enumerate(arrivals):
             name, order, place = arrival.output
-            calls = numbers.setdefault(name.path, {})
+            calls = numbers.setdefault(name.name, {})
             call = calls.setdefault(order, len(calls))
-            shown = name.path + (f"#{call}" if call else "") + (f".out{place}" if place else "")
-            about = {"module": name.path, "call": call, "output": place, "sample": dict(SAMPLE)}
+            shown = name.name + (f"#{call}" if call else "") + (f".out{place}" if place else "")
+            about = {"module": name.name, "call": call, "output": place, "sample": dict(SAMPLE)}
             attrs = {"shape": list(arrival.shape), **about}
-            sizes = {"n_total": arrival.total, "capacity": self._capacities[name.path, place]}
+            sizes = {"n_total": arrival.total, "capacity": self._capacities[name.name, place]}
             slots.append(Slot(index, shown, arrival.shape, arrival.dtype, name.aliases, name.module_type, attrs, sizes))
         return slots
 
     def _tell_compiled(self) -> None:
         for module in self._models():
-            if is_compiled(module):
+            if _is_compiled(module):
                 name = self.paths.of(module)
                 if name is not None and self._keeps(name):
-                    self.hooks.compiled[name.path] = None
-        if self.hooks.compiled:
-            names = ", ".join(f"'{path}'" for path in list(self.hooks.compiled)[:_NAMED])
+                    self.compiled[name.name] = None
+        if self.compiled:
+            names = ", ".join(f"'{path}'" for path in list(self.compiled)[:_NAMED])
             self._say_once(
                 "compiled",
                 f"neural gradients inside of the compiled {names} are not recorded; run without torch.compile to "
@@ -325,6 +451,25 @@ class NeuralRecorder:
         if key not in self._said:
             self._said.add(key)
             self._say(f"gtrace: warning: {text}")
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` runs this module, so that hooks inside it are not called."""
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _is_watched(module: nn.Module) -> bool:
+    if isinstance(module, _Loss):
+        return False
+    # A module whose weight is computed from another one keeps that in this child.
+    children = [child for name, child in module._modules.items() if child is not None and name != "parametrizations"]
+    return not children or any(parameter is not None for parameter in module._parameters.values())
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    if not tensor.requires_grad or tensor.device.type == "meta":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _sampled_places(total: int, kept: int, device: torch.device) -> torch.Tensor:

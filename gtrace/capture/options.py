@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_BUDGET = 4_000_000_000
+#: seconds without progress of the thread that writes, after which training goes on without it
+PATIENCE = 10.0
 #: Automatic steps are spread over this many; later steps of a longer run are not recorded.
 HORIZON = 1_000_000
 _BURST = 16
@@ -46,20 +49,6 @@ class StepPolicy(ABC):
 
 
 @dataclass(frozen=True)
-class EveryStep(StepPolicy):
-    """Every ``stride``-th step, the first one included."""
-
-    stride: int = 1
-
-    def coming(self, step: int, capacity: int) -> float:
-        """The next multiple of the stride."""
-        return step + -step % self.stride
-
-    def __str__(self) -> str:
-        return f"every {self.stride}"
-
-
-@dataclass(frozen=True)
 class ListedSteps(StepPolicy):
     """The steps of some ranges."""
 
@@ -72,11 +61,20 @@ class ListedSteps(StepPolicy):
         >>> [ListedSteps((range(3, 10, 3), range(5, 6)), "").coming(step, 0) for step in range(11)]
         [3, 3, 3, 3, 5, 5, 6, 9, 9, 9, inf]
         """
-        ends = (max(one.start, step + (one.start - step) % one.step) for one in self.ranges)
-        return min((end for end, one in zip(ends, self.ranges, strict=True) if end in one), default=math.inf)
+        nearest = math.inf
+        for one in self.ranges:
+            end = max(one.start, step + (one.start - step) % one.step)
+            if end < nearest and end in one:
+                nearest = end
+        return nearest
 
     def __str__(self) -> str:
         return self.text
+
+
+def every_step(stride: int = 1) -> ListedSteps:
+    """Every ``stride``-th step, the first one included."""
+    return ListedSteps((range(0, sys.maxsize, stride),), f"every {stride}")
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def step_policy(steps: str | None, every: int | None) -> StepPolicy:
         raise UsageError("--every and --steps exclude each other; --steps 0-1000:10 says both.")
     if every < 1:
         raise UsageError(f"--every: {every} must be at least 1.")
-    return EveryStep(every)
+    return every_step(every)
 
 
 @dataclass

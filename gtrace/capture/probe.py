@@ -17,15 +17,13 @@ from gtrace.capture.session import CaptureSession
 from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
 from gtrace.torch_hooks.launcher import Program, run_program
 from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place
+from gtrace.trace.facts import CUT
 from gtrace.trace.files import write_beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch.optim import Optimizer
-
-#: ``trace.optimizer.CUT``, whose module imports numpy: the program must import that first
-_CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,7 @@ def run_probe(message: str) -> int:
     def conclude(exit_code: int) -> int:
         if not exit_code:
             stopwatch.write()
-        session.note({_CUT: stopwatch.cut})
+        session.note({CUT: stopwatch.cut})
         session.settle("interrupted" if exit_code else "complete")
         return exit_code
 
@@ -160,7 +158,7 @@ def run_probe(message: str) -> int:
         "path": options.trace,
         "run": chosen.run,
         "settings": asdict(settings),
-        "attrs": {_CUT: True},
+        "attrs": {CUT: True},
         "probe": asdict(options),
     }
     with before_abrupt_exit(conclude):

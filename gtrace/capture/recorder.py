@@ -18,9 +18,8 @@ import torch
 from gtrace.capture.changes import Changes
 from gtrace.capture.layout import RowLayout, moments_of, second_moments, shape_and_type
 from gtrace.capture.neural import NeuralRecorder
-from gtrace.capture.options import AutomaticSteps, TensorSelection
+from gtrace.capture.options import PATIENCE, AutomaticSteps, TensorSelection
 from gtrace.capture.summary import CaptureSummary
-from gtrace.capture.waiting import PATIENCE
 from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
 from gtrace.settings import KINDS
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
     from gtrace.capture.buffers import RowBuffer
     from gtrace.capture.layout import MomentsOf, Slot
     from gtrace.capture.options import CaptureOptions
-    from gtrace.torch_hooks.hooks import OptimizerStep
-    from gtrace.torch_hooks.naming import ParameterName
+    from gtrace.torch_hooks.gradients import OptimizerStep
+    from gtrace.torch_hooks.naming import TreeName
     from gtrace.torch_hooks.steps import Losses, Rounds, Samples
     from gtrace.trace import SketchPlan, TraceWriter
     from gtrace.trace.format import Rows, StreamKey
@@ -171,7 +170,7 @@ class Recorder:
         self.neural = NeuralRecorder(
             options,
             self._models,
-            selection=self.selection,
+            keeps=self._keeps,
             scan=self._scan,
             paused=lambda: self.hooks.repeating,
             say=say,
@@ -183,7 +182,7 @@ class Recorder:
         try:
             self.hooks.install()
             if self._with_neural:
-                self.neural.hooks.install()
+                self.neural.install()
                 self._prepare([0])
         except BaseException:
             self._let_go()
@@ -198,7 +197,7 @@ class Recorder:
     def abandon(self) -> None:
         """Stop watching in a forked child. It has no thread that writes, and the rows so far are its parent's."""
         self.hooks.remove()
-        self.neural.hooks.remove()
+        self.neural.remove()
 
     def _let_go(self) -> None:
         """Stop watching, and wait until everything so far is written."""
@@ -331,7 +330,6 @@ class Recorder:
         return chosen
 
     def _begin(self, stream: int, step: int, history: OptimizerHistory | None, chosen: bool) -> None:
-        """A step of which it is known whether it is recorded."""
         self._tell_news()
         if history is not None and history.scheduled:
             self.hooks.follow(stream, history.look(step))
@@ -347,7 +345,6 @@ class Recorder:
             self._skipped.add(stream, step)
 
     def _leave_out(self, stream: int, step: int) -> None:
-        """There is no room for a row."""
         if not (self._options.drop or self._dropped.count):
             self.error(TimeoutError("no step was written for a while; steps are left out until the disk goes on"))
         self._dropped.add(stream, step)
@@ -366,7 +363,7 @@ class Recorder:
     def _prepare(self, steps: Iterable[int]) -> None:
         """Choose whether to watch module outputs until the next step, which is one of ``steps``."""
         self.neural.discard()
-        self.neural.hooks.listening = any(map(self._chooses, steps))
+        self.neural.listening = any(map(self._chooses, steps))
 
     def _take_step(self, step: OptimizerStep) -> None:
         with torch.set_grad_enabled(False):  # torch.no_grad() costs twice as much
@@ -536,7 +533,6 @@ class Recorder:
     def _numbers(
         self, step: OptimizerStep, slots: Sequence[Slot], parameters: Sequence[torch.Tensor]
     ) -> dict[int, dict[str, float]]:
-        """Numbers besides the gradients, by the slots' index."""
         groups = step.optimizer.param_groups
         # A stream has the numbers of its first step.
         several = self._several.setdefault(step.stream, len(groups) > 1)
@@ -617,7 +613,7 @@ class Recorder:
         end = f"; auto keeps at most {steps:,} steps"
         return lambda row: f"{start}{size_text(row)}{copied}{end} ({size_text(row * steps)} of the {budget} budget)"
 
-    def _names(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
+    def _names(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, TreeName]:
         self._room = None
         # If two models share names, one gets its class in front: the order of module names decides which, and
         # not the model whose step happens to be recorded first.
@@ -635,11 +631,11 @@ class Recorder:
             self.attrs |= self._optimizers()
         return names
 
-    def _name(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
+    def _name(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, TreeName]:
         self._named.add(stream)
         return self._parameter_names.of(optimizer.param_groups, self._models(), stream=stream, scan=self._scan)
 
-    def _keeps(self, entry: ParameterName) -> bool:
+    def _keeps(self, entry: TreeName) -> bool:
         return self.selection.keeps(entry.name, entry.aliases)
 
 

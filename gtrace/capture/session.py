@@ -232,7 +232,6 @@ class CaptureSession:
         return place.world_size
 
     def _plan(self) -> SketchPlan | None:
-        """The sketches to store instead of values."""
         if self._options.sketch is None:
             return None
         from gtrace.trace import SketchPlan

@@ -7,7 +7,7 @@ import functools
 import operator
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gtrace.errors import size_text
 from gtrace.settings import KINDS
@@ -114,12 +114,14 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
     if not rows or (len(rows) == 1 and own.rows):
         return own
     outcomes = [part["capture"] for part in parts(path) if isinstance(part.get("capture"), dict)]
-    blocked, waited, span = max(map(_waiting, outcomes), default=(0.0, 0.0, 0.0))
+    names = ("blocked", "waited", "span", "steps_seen", "skipped_steps", "errors", "over_budget")
+    found = {name: [float(outcome.get(name, 0)) for outcome in outcomes] or [0.0] for name in names}
+    blocked, waited, span = max(zip(found["blocked"], found["waited"], found["span"], strict=True))
     most = max(rows, key=lambda rank: rows[rank])
     return dataclasses.replace(
         own,
         torch_seen=True,
-        steps_seen=max((int(outcome.get("steps_seen", 0)) for outcome in outcomes), default=0),
+        steps_seen=int(max(found["steps_seen"])),
         steps_wanted=rows[most],
         rows=rows[most],
         fewest_rows=min(rows.values()),
@@ -133,18 +135,13 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
         blocked=blocked,
         waited=waited,
         span=span,
-        skipped_steps=max((int(outcome.get("skipped_steps", 0)) for outcome in outcomes), default=0),
-        errors=sum(int(outcome.get("errors", 0)) for outcome in outcomes),
-        over_budget=any(outcome.get("over_budget") for outcome in outcomes),
+        skipped_steps=int(max(found["skipped_steps"])),
+        errors=int(sum(found["errors"])),
+        over_budget=any(found["over_budget"]),
         complaints=(),
         counts=tuple(tuple(each[rank].values()) for rank in sorted(rows)),
         together=together,
     )
-
-
-def _waiting(outcome: Mapping[str, Any]) -> tuple[float, float, float]:
-    blocked, waited, span = (float(outcome.get(name, 0.0)) for name in ("blocked", "waited", "span"))
-    return blocked, waited, span
 
 
 def result_text(summary: CaptureSummary, path: Path, rank: int | None = None) -> str:

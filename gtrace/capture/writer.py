@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from gtrace.capture.waiting import GRACE, PATIENCE
+from gtrace.capture.options import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: seconds after which rows are written that are too few to be written together
 _PAUSE = 0.5
+#: seconds from a signal that ends the program until the steps that still wait are dropped
+_GRACE = 1.5
 #: seconds between two looks at the writer's thread
 _LOOK = 0.05
 
@@ -239,8 +241,8 @@ class AsyncWriter:
         self._wait(ended)
 
     def hurry(self) -> None:
-        """Drop what is not written in ``GRACE`` seconds."""
-        self._until = min(self._until, time.monotonic() + GRACE)
+        """Drop what is not written in 1.5 seconds."""
+        self._until = min(self._until, time.monotonic() + _GRACE)
 
     def drop(self) -> None:
         """Write no further row; what :meth:`close` may leave for later stays undone."""
@@ -254,7 +256,7 @@ class AsyncWriter:
                 self.drop()
             if self._progress != progress:
                 progress, since = self._progress, now
-            elif now - since > (PATIENCE if math.isinf(self._until) else GRACE):
+            elif now - since > (PATIENCE if math.isinf(self._until) else _GRACE):
                 self._on_error(TimeoutError("the disk does not answer; the trace stays as it is"))
                 return
 
@@ -347,7 +349,6 @@ class AsyncWriter:
         return self._trace.together(len(run), kind, stream, self._rank, last=last)
 
     def _write_several(self, run: Sequence[Row], *, last: bool) -> int:
-        """Write rows of one slab together; returns how many."""
         import numpy as np
 
         assert self._trace is not None
@@ -439,7 +440,6 @@ class AsyncWriter:
         return sample.take(flat)
 
     def _description(self, row: Row, slot: Slot) -> dict[str, Any]:
-        """The attributes of a tensor at its first appearance."""
         key = row.kind, row.stream, slot.name
         if key in self._described:
             return {}

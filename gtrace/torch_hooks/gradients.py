@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from gtrace.torch_hooks.steps import Rounds
+
 
 #: stage of a gradient: before or after the processes' gradients were averaged
 LOCAL, REDUCED = "local", "reduced"
@@ -81,17 +83,14 @@ class _Accumulated(ABC):
 
     @property
     def watching(self) -> bool:
-        """Whether any parameter is watched."""
         return bool(self._handles)
 
     def remove(self) -> None:
-        """Stop to watch."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def watched(self) -> list[tuple[torch.Tensor, Any]]:
-        """The parameters that are watched and still exist, with their states."""
         return list(self._known.items())
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -228,6 +227,45 @@ class Replicas(NamedTuple):
 
 
 @dataclass(slots=True)
+class OptimizerStep:
+    """One step of one optimizer, when its gradients are final and its weights are still the old ones.
+
+    Attributes:
+        optimizer: the optimizer; its parameters' ``grad`` are those of this step.
+        stream: its number, in the order of first steps.
+        step: number of its earlier steps, including those that a gradient scaler left out.
+        loss: sum of the scalars that were backpropagated since the previous step, or since the optimizer's gradients
+            were set to zero, without a gradient scaler's factor; NaN without any.
+        micro_batches: number of these scalars.
+        lr: learning rate of the first parameter group.
+        grad_scale: factor that the gradients still carry (1 except for a fused optimizer under a gradient scaler).
+        clip_norm: total norm that ``clip_grad_norm_`` measured of the optimizer's gradients in this step; NaN if it
+            was not called.
+        gradient: returns a parameter's gradient (None without one), and whether it is ``local`` or ``reduced``.
+        loss_scale: factor that gradients of anything but the weights carry: a gradient scaler's, or 1.
+        replicas: returns the second moments of a parameter's micro-batches, None if they are not known.
+        first: no other optimizer has stepped since the last backward pass.
+        samples: behind the gradients, by the first axis of what the model was called with; 0 if not counted.
+        tokens: of a sample, if samples are sequences of integers.
+    """
+
+    optimizer: Optimizer | Rounds
+    stream: int
+    step: int
+    loss: float
+    micro_batches: int
+    lr: float
+    grad_scale: float
+    clip_norm: float
+    gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]]
+    loss_scale: float = 1.0
+    replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
+    first: bool = True
+    samples: int = 0
+    tokens: int = 1
+
+
+@dataclass(slots=True)
 class _BatchSums:
     """The state of one parameter since its gradient was last zero or its optimizer stepped.
 
@@ -329,7 +367,6 @@ class MicroBatches(_Accumulated):
 
     @torch.no_grad()
     def _look(self) -> None:
-        """Read the gradients that have been accumulated."""
         arrived, self._arrived = self._arrived, []
         present, gradients, added, changed, lasts = [], [], [], [], []
         for parameter, sums in arrived:

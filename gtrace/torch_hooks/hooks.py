@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -23,7 +23,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gtrace.torch_hooks import processes
-from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches, own_gradient
+from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches, OptimizerStep, own_gradient
 from gtrace.torch_hooks.naming import ModuleCollector
 from gtrace.torch_hooks.optimizers import Schedulers
 from gtrace.torch_hooks.processes import launched_place, process_place
@@ -40,7 +40,7 @@ from gtrace.torch_hooks.steps import (
     parameters_of,
 )
 from gtrace.torch_hooks.times import StepClock
-from gtrace.torch_hooks.unstepped import HandedStream, HandStep, Unstepped
+from gtrace.torch_hooks.unstepped import HandedStream, Unstepped, step_by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.hooks import RemovableHandle
-
-    from gtrace.torch_hooks.gradients import Replicas
 
     _F = TypeVar("_F", bound=Callable[..., Any])
     _Function: TypeAlias = Callable[..., object]
@@ -88,45 +86,6 @@ def not_compiled_itself(function: _F) -> _F:
         strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
         eval_frame.set_code_exec_strategy(function.__code__, strategy)
     return function
-
-
-@dataclass(slots=True)
-class OptimizerStep:
-    """One step of one optimizer, when its gradients are final and its weights are still the old ones.
-
-    Attributes:
-        optimizer: the optimizer; its parameters' ``grad`` are those of this step.
-        stream: its number, in the order of first steps.
-        step: number of its earlier steps, including those that a gradient scaler left out.
-        loss: sum of the scalars that were backpropagated since the previous step, or since the optimizer's gradients
-            were set to zero, without a gradient scaler's factor; NaN without any.
-        micro_batches: number of these scalars.
-        lr: learning rate of the first parameter group.
-        grad_scale: factor that the gradients still carry (1 except for a fused optimizer under a gradient scaler).
-        clip_norm: total norm that ``clip_grad_norm_`` measured of the optimizer's gradients in this step; NaN if it
-            was not called.
-        loss_scale: factor that gradients of anything but the weights carry: a gradient scaler's, or 1.
-        gradient: returns a parameter's gradient (None without one), and whether it is ``local`` or ``reduced``.
-        replicas: returns the second moments of a parameter's micro-batches, None if they are not known.
-        first: no other optimizer has stepped since the last backward pass.
-        samples: behind the gradients, by the first axis of what the model was called with; 0 if not counted.
-        tokens: of a sample, if samples are sequences of integers.
-    """
-
-    optimizer: Optimizer | Rounds
-    stream: int
-    step: int
-    loss: float
-    micro_batches: int
-    lr: float
-    grad_scale: float
-    clip_norm: float
-    loss_scale: float = 1.0
-    gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = own_gradient
-    replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
-    first: bool = True
-    samples: int = 0
-    tokens: int = 1
 
 
 not_compiled_itself(is_nested)
@@ -613,26 +572,12 @@ class TrainingHooks:
         self.unstepped = None
         if self._handed is None:
             self._handed = HandedStream()
-        self._take_by_hand(HandStep(self._handed, self._handed.put(gradients), loss=float(loss), lr=float(lr)))
+        self._take_by_hand(step_by_hand(self._handed, self._handed.put(gradients), float(loss), float(lr)))
 
-    def _take_by_hand(self, found: HandStep) -> None:
-        """Take a step without an optimizer; its gradients are this process's own unless a wrapper averages them."""
-        optimizer = cast("Rounds", found.stream)  # it has parameter groups, and nothing else is asked of it
-        stream, step = self._advance(optimizer)
-        if self._wants(stream, step):
-            self._on_step(
-                OptimizerStep(
-                    optimizer=optimizer,
-                    stream=stream,
-                    step=step,
-                    loss=found.loss,
-                    micro_batches=found.micro_batches,
-                    lr=found.lr,
-                    grad_scale=1.0,
-                    clip_norm=found.clip_norm,
-                    gradient=lambda parameter: (found.gradients.get(id(parameter)), LOCAL),
-                )
-            )
+    def _take_by_hand(self, step: OptimizerStep) -> None:
+        step.stream, step.step = self._advance(step.optimizer)
+        if self._wants(step.stream, step.step):
+            self._on_step(step)
         self._announce()
 
     def _skip(self, optimizer: Optimizer) -> None:

@@ -11,7 +11,7 @@ import itertools
 import sys
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.modules.module import (
@@ -55,14 +55,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterName:
-    """The name of a parameter.
+class TreeName:
+    """The name of a parameter or a module.
 
     Attributes:
         name: its first path through the module tree, such as ``encoder.layers.0.weight``.
-        aliases: its other paths, if a module or a parameter is shared.
-        module_type: class of the module that owns it, such as ``Conv2d``; empty without an owner.
-        model: class of the model's outermost module other than wrappers; empty without a model.
+        aliases: its other paths, if it or a module above it is shared.
+        module_type: class of the module, or of the one that owns the parameter, such as ``Conv2d``; empty without.
+        model: of a parameter, class of the outermost module other than wrappers; empty without a model.
         part: attributes about the part that this process holds, if FullyShardedDataParallel cuts it.
     """
 
@@ -156,7 +156,7 @@ class Names:
 
     def of(
         self, groups: Sequence[Mapping[str, Any]], modules: Iterable[nn.Module], *, stream: int = 0, scan: bool = True
-    ) -> dict[int, ParameterName]:
+    ) -> dict[int, TreeName]:
         """Name every parameter of an optimizer.
 
         Args:
@@ -173,16 +173,14 @@ class Names:
         models = _owners(wanted, list(modules))
         if scan and wanted - {key for _, places in models for key in places}:
             models = _owners(wanted, _all_live_modules())
-        names: dict[int, ParameterName] = {}
+        names: dict[int, TreeName] = {}
         for root, places in models:
             model = unwrapped(root)
             prefix = self._prefix(model, stream, alone=len(models) == 1)
             parts = flat_parts(root)
             for key, place in places.items():
                 first, *others = (prefix + path for path in place.paths)
-                names[key] = ParameterName(
-                    first, tuple(others), place.module_type, class_name(model), parts.get(key, {})
-                )
+                names[key] = TreeName(first, tuple(others), place.module_type, class_name(model), parts.get(key, {}))
         self._name_the_rest(names, groups, stream)
         return names
 
@@ -231,8 +229,7 @@ class Names:
         # it must not matter whether the earlier model still exists.
         return earlier != stream
 
-    def _name_the_rest(self, names: dict[int, ParameterName], groups: Sequence[Mapping[str, Any]], stream: int) -> None:
-        """Name parameters without an owner."""
+    def _name_the_rest(self, names: dict[int, TreeName], groups: Sequence[Mapping[str, Any]], stream: int) -> None:
         here = {entry.name for entry in names.values()}
         for number, group in enumerate(groups):
             given = group.get("param_names") or ()
@@ -242,7 +239,7 @@ class Names:
                 name = str(given[place]) if place < len(given) else ""
                 if not name or name in here or self._is_taken(name, parameter, stream):
                     name = f"unnamed/opt{stream}.g{number}.p{place}"
-                names[id(parameter)] = ParameterName(name)
+                names[id(parameter)] = TreeName(name)
                 here.add(name)
                 self._taken[name] = None, weakref.ref(parameter), stream
 
@@ -290,20 +287,6 @@ _MOST_SCANS = 4
 _MOST_WALKS = 3
 
 
-class ModuleName(NamedTuple):
-    """The name of a module.
-
-    Attributes:
-        path: its first path in its module tree, such as ``encoder.layers.0``.
-        module_type: its class, such as ``Conv2d``.
-        aliases: its other paths, if it is shared.
-    """
-
-    path: str
-    module_type: str
-    aliases: tuple[str, ...] = ()
-
-
 class ModulePaths:
     """Gives each module a name that it keeps.
 
@@ -322,7 +305,7 @@ class ModulePaths:
         self._models = models
         self._scans = _MOST_SCANS if scan else 0
         self._closed = closed
-        self._names: dict[int, tuple[weakref.ref[nn.Module], ModuleName | None]] = {}
+        self._names: dict[int, tuple[weakref.ref[nn.Module], TreeName | None]] = {}
         self._labels: dict[str, weakref.ref[nn.Module]] = {}
         self._first: weakref.ref[nn.Module] | None = None
         self._vain: dict[type, int] = {}
@@ -332,11 +315,11 @@ class ModulePaths:
         """The first trained model, None if there is none yet or it is gone."""
         return self._first() if self._first is not None else None
 
-    def of(self, module: nn.Module) -> ModuleName | None:
+    def of(self, module: nn.Module) -> TreeName | None:
         """The module's name; None for one that gets no name."""
         return (self._names[id(module)] if self._knows(module) else self._find(module))[1]
 
-    def _find(self, module: nn.Module) -> tuple[weakref.ref[nn.Module], ModuleName | None]:
+    def _find(self, module: nn.Module) -> tuple[weakref.ref[nn.Module], TreeName | None]:
         loose = not module._modules and not any(p is not None for p in module._parameters.values())
         kind = type(module)
         if self._vain.get(kind, 0) < _MOST_WALKS:
@@ -349,7 +332,7 @@ class ModulePaths:
                 return self._names[id(module)]
             if loose:
                 self._vain[kind] = self._vain.get(kind, 0) + 1
-        shared = ModuleName(f"unnamed/{kind.__name__}", kind.__name__)
+        shared = TreeName(f"unnamed/{kind.__name__}", (), kind.__name__)
         entry = weakref.ref(module), None if self._closed else shared
         self._names[id(module)] = entry
         return entry
@@ -371,7 +354,7 @@ class ModulePaths:
         for module, paths in found.values():
             if not self._knows(module):
                 first, *others = [f"{prefix}{path}" if path else own for path in paths]
-                self._names[id(module)] = weakref.ref(module), ModuleName(first, class_name(module), tuple(others))
+                self._names[id(module)] = weakref.ref(module), TreeName(first, tuple(others), class_name(module))
 
     def _label(self, root: nn.Module) -> tuple[str, str]:
         """The prefix of paths in a tree, empty for the first trained one; and the name of its root."""

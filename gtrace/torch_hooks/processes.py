@@ -239,7 +239,6 @@ class _Ends:
         return os.getpid() == self._owner
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
         self._seen.set()
         self._end(number)
 

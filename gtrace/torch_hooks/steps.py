@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import sys
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -123,7 +123,7 @@ class Rounds:
         self._gradients, self._before = {}, {}
 
 
-@dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Sum:
     """Sum and number of losses that were backpropagated since some moment."""
 
@@ -336,6 +336,23 @@ class Samples:
         self.count += given.size(0)
         sequences = given.dim() > 1 and not given.is_floating_point() and not given.is_complex()
         self.tokens = max(1, given.numel() // max(1, given.size(0))) if sequences else 1
+
+
+def output_tensors(output: object, depth: int = 8) -> Iterator[torch.Tensor]:
+    """The tensors of a structured output: of sequences, mappings and dataclasses, in order."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif depth == 0:
+        return
+    elif isinstance(output, dict) or (hasattr(output, "values") and hasattr(output, "keys")):
+        for value in output.values():
+            yield from output_tensors(value, depth - 1)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from output_tensors(value, depth - 1)
+    elif dataclasses.is_dataclass(output):
+        for field in dataclasses.fields(output):
+            yield from output_tensors(getattr(output, field.name), depth - 1)
 
 
 def has_compiled() -> bool:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from gtrace.torch_hooks.gradients import LOCAL, OptimizerStep
 from gtrace.torch_hooks.steps import Losses, backward_in_progress, living, nodes_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gtrace.torch_hooks.steps import Rounds
 
 #: steps, and bytes of gradients, that wait while an optimizer exists that may still step
 _WAITING, _WAITING_BYTES = 20, 256 << 20
@@ -91,7 +94,6 @@ class _Leaf:
     name: str = ""
 
     def changed(self) -> bool:
-        """Whether the parameter has other values."""
         now = self.parameter.detach()
         if self.parameter._version != self.version or now.data_ptr() != self.place:
             return True
@@ -99,27 +101,29 @@ class _Leaf:
         return not torch.equal(now.reshape(-1)[self.largest], self.value)
 
 
-@dataclass(slots=True)
-class HandStep:
-    """One step without an optimizer.
+def step_by_hand(
+    stream: HandStream | HandedStream,
+    gradients: Mapping[int, torch.Tensor],
+    loss: float,
+    lr: float = math.nan,
+    micro_batches: int = 0,
+    clip_norm: float = math.nan,
+) -> OptimizerStep:
+    """A step without an optimizer and, so far, without a number.
 
-    Attributes:
-        stream: acts as the optimizer.
-        gradients: a parameter's id -> its gradient.
-        loss: sum of the losses behind it.
-        micro_batches: number of these.
-        clip_norm: what ``clip_grad_norm_`` measured.
-        lr: the learning rate, if the program says it.
-        parameters: kept while the step waits.
+    Its gradients, by the parameters' ids, are this process's own unless a wrapper averages them.
     """
-
-    stream: HandStream | HandedStream
-    gradients: dict[int, torch.Tensor]
-    loss: float = math.nan
-    micro_batches: int = 0
-    clip_norm: float = math.nan
-    lr: float = math.nan
-    parameters: Sequence[torch.Tensor] = ()
+    return OptimizerStep(
+        optimizer=cast("Rounds", stream),  # it has parameter groups, and nothing else is asked of it
+        stream=-1,
+        step=-1,
+        loss=loss,
+        micro_batches=micro_batches,
+        lr=lr,
+        grad_scale=1.0,
+        clip_norm=clip_norm,
+        gradient=lambda parameter: (gradients.get(id(parameter)), LOCAL),
+    )
 
 
 class Unstepped:
@@ -144,7 +148,7 @@ class Unstepped:
         self,
         wanted: Callable[[int], bool],
         gradient: Callable[[torch.Tensor], torch.Tensor | None],
-        take: Callable[[HandStep], None],
+        take: Callable[[OptimizerStep], None],
         owners: Callable[[], Sequence[object]],
     ) -> None:
         self._wanted = wanted
@@ -158,7 +162,8 @@ class Unstepped:
         self._kept: Sequence[object] = ()
         self._sure = False
         self._streams: list[HandStream] = []
-        self._waiting: list[HandStep] = []
+        #: with the bytes of their gradients, and the parameters, which are kept meanwhile
+        self._waiting: list[tuple[OptimizerStep, int, Sequence[torch.Tensor]]] = []
         #: the parameters that the present backward pass reaches
         self._reached: dict[int, torch.Tensor] = {}
         #: of the step so far
@@ -268,15 +273,15 @@ class Unstepped:
         gradients = {id(leaf.parameter): leaf.gradient for leaf in changed if leaf.gradient is not None}
         groups = stream.param_groups
         self.losses.use()
+        loss, count = self.losses.of(groups)
         norm = self.losses.clip_norm(groups)
-        step = HandStep(stream, gradients, *self.losses.of(groups), norm, parameters=parameters)
+        step = step_by_hand(stream, gradients, loss, micro_batches=count, clip_norm=norm)
         self._leaves = {}
         if self._sure:
             self._take(step)
             return
-        self._waiting.append(step)
-        size = sum(_bytes(one.gradients.values()) for one in self._waiting)
-        full = len(self._waiting) >= _WAITING or size >= _WAITING_BYTES
+        self._waiting.append((step, _bytes(gradients.values()), parameters))
+        full = len(self._waiting) >= _WAITING or sum(size for _, size, _ in self._waiting) >= _WAITING_BYTES
         if full or not any(True for _ in living(torch.optim.Optimizer)):
             self._choose()
 
@@ -285,7 +290,7 @@ class Unstepped:
             self._sure = True
             self.chosen()
         waiting, self._waiting = self._waiting, []
-        for step in waiting:
+        for step, *_ in waiting:
             self._take(step)
         self._kept = ()
 

@@ -106,7 +106,6 @@ def check_trace(path: str | os.PathLike[str]) -> CheckReport:
 def _check(
     path: str | os.PathLike[str], place: Path | str, source: TraceSource, faults: list[Fault]
 ) -> tuple[CheckReport, list[MemoryStream]]:
-    """Check a trace that was opened with these faults; returns the report and its streams with all that is right."""
     live = being_written(place)
     gradients = wrong = 0
     streams = []
@@ -229,7 +228,6 @@ def _verified(
 
 
 def _differing(numbers: dict[str, float], tables: dict[str, NDArray[Any] | None], row: int, column: int) -> str:
-    """Names of the stored statistics that do not match the values."""
     out = []
     for name in RowStatistics._fields:
         table = tables[name]

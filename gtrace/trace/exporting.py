@@ -156,7 +156,6 @@ class _Rows:
                 yield info, _shape(info, lengths[step])
 
     def read(self, info: TensorInfo, step: int) -> NDArray[np.float32]:
-        """The values, flat."""
         return self.trace.read(info.name, step, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
 
 
@@ -255,7 +254,6 @@ def _write_parquet(path: Path, rows: _Rows, progress: Callable[[int, int], None]
 def _batches(
     rows: _Rows, progress: Callable[[int, int], None] | None
 ) -> Iterator[list[tuple[int, str, tuple[int, ...], NDArray[np.float32]]]]:
-    """Rows of the table, grouped to fit a row group."""
     batch: list[tuple[int, str, tuple[int, ...], NDArray[np.float32]]] = []
     held = 0
     for done, step in enumerate(rows.steps):

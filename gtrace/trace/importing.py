@@ -436,7 +436,6 @@ def _survey(guard: Guard, placed: Sequence[SourceFile], numbering: str, rules: I
 
 
 def _check_groups(survey: _Survey, names: Mapping[SourceFile, tuple[str, ...]]) -> None:
-    """Check that each tensor occurs once at every step."""
     for step, files in survey.groups.items():
         if step >= 2**63:
             raise UsageError(f"{printable(str(files[0][0].path))}: step {step} is too large; pass --pattern")

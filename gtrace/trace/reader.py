@@ -488,7 +488,6 @@ class Trace(Tabular, AbstractContextManager["Trace"]):
         return f"<Trace {self.path}: {len(self.tensors)} tensors, {self.status}>"
 
     def _select(self, where: Where) -> list[Stream]:
-        """The streams that the keywords select, at least one."""
         asked = {what: value for what, value in where.items() if value is not None}
         if unknown := asked.keys() - StreamKey._fields:
             raise TypeError(f"unexpected keyword '{min(unknown)}'")
@@ -531,7 +530,6 @@ class Trace(Tabular, AbstractContextManager["Trace"]):
         return stream, spec, row, f"{about}, step {step}"
 
     def _chunk(self, stream: Stream, spec: TensorSpec, row: int) -> _Decoded:
-        """The chunk around ``row``, decoded or kept."""
         place = (stream.key, spec.index, row // spec.chunk_rows)
         with self._lock:
             found = self._cache.get(place)

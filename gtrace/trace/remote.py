@@ -116,7 +116,6 @@ class RemoteFiles:
         return True
 
     def _learn(self, root: str, documents: Mapping[str, Any]) -> None:
-        """Treat metadata as read, and names as listed."""
         names: dict[str, set[str]] = {root: set()}
         for entry, document in documents.items():
             parts = entry.split("/")

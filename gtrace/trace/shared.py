@@ -129,8 +129,6 @@ def parts(path: Path) -> list[dict[str, Any]]:
 
 
 class _SharedSink(ZarrSink):
-    """The part of one process."""
-
     def __init__(self, path: Path, rank: int) -> None:
         super().__init__(path)
         self._rank = rank

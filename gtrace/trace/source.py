@@ -166,7 +166,6 @@ class Stream(ABC):
         self.tolerate(error)
 
     def _find_present(self) -> None:
-        """Find the tensors that are present at a committed step."""
         with tolerated(self.tolerate):
             present = np.atleast_1d(self.statistic("present").any(axis=0))
             if present[self._columns - 1 :].any():

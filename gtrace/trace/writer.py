@@ -141,7 +141,6 @@ class _StreamState:
         self.sink: StreamSink | None = None
 
     def add(self, index: int, name: str, statistics: dict[str, float]) -> None:
-        """Record the numbers of a tensor in the pending row."""
         for what in statistics:
             if what not in self.columns:
                 if self.rows:
@@ -150,7 +149,6 @@ class _StreamState:
         self.values[index] = statistics
 
     def tables(self, rows: int = 1) -> dict[str, NDArray[Any]]:
-        """Fill values of each statistic: (rows, tensors)."""
         return {name: np.full((rows, len(self.specs)), c.fill, c.dtype) for name, c in self.columns.items()}
 
     def statistics(self) -> dict[str, NDArray[Any]]:
@@ -583,7 +581,6 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
     def _put(
         self, stream: _StreamState, step: int, spec: TensorSpec, values: NDArray[Any], statistics: dict[str, float]
     ) -> None:
-        """Add a row, and the tensor if it is new."""
         if stream.pending == step and spec.index in stream.values:
             raise UsageError(f"tensor '{printable(spec.name)}', step {step}: appended twice")
         self._begin(stream, step)

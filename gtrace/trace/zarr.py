@@ -181,7 +181,6 @@ def is_gtrace_zarr(path: Path) -> bool:
 
 
 def _missing(files: Files, folder: str, what: str) -> TraceError:
-    """The error for a file that is missing in a folder, or for a folder that is gone."""
     gone = files.size(os.path.join(folder, "zarr.json")) is None
     return TraceError(f"{folder}: {GONE}" if gone else what)
 
@@ -228,7 +227,6 @@ class _ArrayFile:
         raise self._fault("its node type, data type, shape, chunks or codecs are not those of an array in a trace")
 
     def demand_form(self, ndim: int, column: ColumnType) -> None:
-        """Raise TraceError if it has another number of axes, or values of another type."""
         if len(self.shape) != ndim or self.dtype != column.dtype:
             raise self._fault(f"not a {ndim}-dimensional array of {column.dtype.name}")
 
@@ -274,13 +272,11 @@ class _ArrayFile:
         return offset, length
 
     def demand(self, place: tuple[int, ...], about: str = "") -> None:
-        """Raise TraceError if a chunk is missing."""
         path = self._file(place)
         if (self._locate(path, place) if self._counts else self._files.size(path)) is None:
             raise _missing(self._files, self.folder, f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
 
     def demanded(self, place: tuple[int, ...], about: str) -> NDArray[Any]:
-        """A whole chunk; TraceError if it is missing."""
         chunk = self.chunk(place, about)
         if chunk is None:
             raise _missing(self._files, self.folder, f"{self._file(place)}: {about}: the chunk is missing")
@@ -367,7 +363,6 @@ class _ZarrStream(Stream):
         return self._tables[name]
 
     def _read_steps(self) -> NDArray[np.int64]:
-        """Steps of the rows that are in chunks."""
         place = os.path.join(self.where, "step")
         parts = [np.empty(0, np.int64)]
         try:
@@ -917,7 +912,6 @@ def _write_array(folder: str, whole: WholeArray, *, sharded: bool) -> _Array:
 
 
 def _encode_block(array: _Array, block: NDArray[Any] | None, parts: int) -> list[bytes | None]:
-    """The encoded chunks of one row of chunks; None for empty ones."""
     height, width = array.chunks[0], array.chunks[1] if len(array.chunks) == 2 else 1
     out: list[bytes | None] = [None] * parts
     if block is not None:

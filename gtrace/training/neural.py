@@ -28,8 +28,7 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError, suggest
 from gtrace.metrics import ratio
 from gtrace.sketch import MomentSketch
-from gtrace.torch_hooks.outputs import output_tensors
-from gtrace.torch_hooks.steps import nodes_below
+from gtrace.torch_hooks.steps import nodes_below, output_tensors
 from gtrace.training import vectors
 from gtrace.training.exchange import Bad, Nonfinite, Tally, without_nonfinite
 from gtrace.training.settings import LAYERS

@@ -31,7 +31,7 @@ from gtrace.codecs.plugins import load_plugin
 from gtrace.errors import GtraceError
 from gtrace.runlog import RunLogWriter, read_runlog, versions
 from gtrace.torch_hooks.children import call_after_import
-from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
+from gtrace.torch_hooks.hooks import TrainingHooks, never_compiled
 from gtrace.torch_hooks.naming import Names, local_part
 from gtrace.torch_hooks.processes import (
     before_abrupt_exit,
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch.distributed import ProcessGroup
+
+    from gtrace.torch_hooks.gradients import OptimizerStep
 
 _WARNINGS = 3
 #: seconds in which threads of gloo's let go of their last tensors

@@ -33,21 +33,22 @@ class LateStream:
 
 
 class LateEvent:
-    def __init__(self, runtime):
-        self._runtime = runtime
+    def __init__(self, staging):
+        self._staging = staging
 
     def record(self, stream):
         self.stream, self.after = stream, len(stream.work)
 
     def synchronize(self):
-        self._runtime.waits += 1
+        self._staging.waits += 1
         self.stream.finish(self.after)
 
 
-class LateRuntime:
-    def __init__(self):
+class LateStaging(Staging):
+    def __init__(self, shapes):
         self.waits = 0
         self._computing, self.copying = LateStream(), LateStream()
+        super().__init__(CPU, shapes)
 
     def block(self, elements, *, locked=False):
         return torch.full((elements,), torch.nan)
@@ -58,8 +59,8 @@ class LateRuntime:
     def computing(self):
         return self._computing
 
-    def copy(self, target, source):
-        self.copying.work.append(lambda: target.copy_(source))
+    def send(self, target, block):
+        self.copying.work.append(lambda: target.copy_(block))
 
 
 def row(value):
@@ -91,8 +92,8 @@ def test_rows_one_after_the_other_share_memory_until_all_of_them_are_back():
 
 def test_a_whole_capture_by_way_of_a_device(path, monkeypatch):
     """With room for one row, which is used again; one step lacks a gradient."""
-    runtime = LateRuntime()
-    monkeypatch.setattr(layout, "staging_for", lambda _devices, shapes: Staging(CPU, runtime, shapes))
+    made = []
+    monkeypatch.setattr(layout, "staging_for", lambda _devices, shapes: made.append(LateStaging(shapes)) or made[-1])
     with Captured(path, queue_bytes=1) as run:
         model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
         optimizer = run.sgd(model)
@@ -103,7 +104,7 @@ def test_a_whole_capture_by_way_of_a_device(path, monkeypatch):
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)  # in place, and at once
     run.check([name for name, _ in model.named_parameters()])
-    assert runtime.waits == 6
+    assert sum(staging.waits for staging in made) == 6
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives memory ahead of its use")

@@ -11,7 +11,7 @@ from torch import nn
 
 import gtrace
 from gtrace.capture import record
-from gtrace.capture.options import EveryStep
+from gtrace.capture.options import every_step
 
 STEPS, SPAN = 6, 2
 KINDS = "update,outer,momentum"
@@ -99,7 +99,7 @@ def train(case, seen=None):
 @pytest.mark.parametrize("case", MAKERS)
 def test_they_are_what_the_loop_sees(case, path):
     plain, seen = train(case), []
-    with Captured(path, kind=KINDS, every=SPAN, policy=EveryStep(1)) as run:
+    with Captured(path, kind=KINDS, every=SPAN, policy=every_step(1)) as run:
         trained = train(case, seen)
     assert all(torch.equal(a, b) for a, b in zip(plain, trained, strict=True))
     assert run.said == []
@@ -132,7 +132,7 @@ def test_optimizers_inside_the_backward_pass(path):
 
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(step)
-    with Captured(path, kind="weight," + KINDS, every=SPAN, policy=EveryStep(1)) as run:
+    with Captured(path, kind="weight," + KINDS, every=SPAN, policy=every_step(1)) as run:
         for _ in range(STEPS):
             seen.append(model[2].weight.detach().clone())
             model(torch.randn(4, 6)).square().mean().backward()

@@ -118,7 +118,7 @@ def test_drop_leaves_out_steps_instead_of_waiting(path, monkeypatch):
 
 
 def test_training_does_not_wait_for_a_disk_that_never_answers(path, monkeypatch):
-    monkeypatch.setattr("gtrace.capture.waiting.PATIENCE", 0.2)
+    monkeypatch.setattr("gtrace.capture.buffers.PATIENCE", 0.2)
     monkeypatch.setattr("gtrace.capture.writer.PATIENCE", 0.2)
     answer = threading.Event()
     monkeypatch.setattr(AsyncWriter, "_write", lambda *_: answer.wait())

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import gtrace
 from gtrace.capture.neural import MOST_CALLS, HostBlocks
-from gtrace.capture.options import AutomaticSteps, EveryStep
+from gtrace.capture.options import AutomaticSteps, every_step
 from gtrace.trace.rows import sample_indices
 
 
@@ -294,7 +294,7 @@ def test_what_is_left_out_is_said_once(path):
     ]
 
 
-@pytest.mark.parametrize(("budget", "policy"), [(60_000, EveryStep()), (200_000, AutomaticSteps())])
+@pytest.mark.parametrize(("budget", "policy"), [(60_000, every_step()), (200_000, AutomaticSteps())])
 def test_the_budget_counts_both_kinds(budget, policy, path):
     with Run(path, kind="both", budget=budget, policy=policy) as run:
         model = CNN()

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import gtrace
-from gtrace.capture.options import EveryStep, parse_steps
+from gtrace.capture.options import every_step, parse_steps
 
 
 class Generator(nn.Sequential):
@@ -122,7 +122,7 @@ def train(steps=STEPS, make=torch.optim.SGD, schedule=None, epoch=1, batches=1, 
 
 
 def facts(path, every=1, **settings):
-    return captured(path, functools.partial(train, **settings), policy=EveryStep(every)).optimizer_facts()
+    return captured(path, functools.partial(train, **settings), policy=every_step(every)).optimizer_facts()
 
 
 SGD = {"kind": "SGD", "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "decoupled": False}

@@ -9,8 +9,8 @@ from helpers_hooks import module
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from gtrace.capture.neural import OutputHooks
 from gtrace.torch_hooks.naming import ModulePaths
-from gtrace.torch_hooks.outputs import OutputHooks
 
 
 class Watch:
@@ -23,7 +23,7 @@ class Watch:
         self.hooks.listening = True
 
     def _keep(self, output, gradient):
-        key = (output.order, output.place, output.name.path)
+        key = (output.order, output.place, output.name.name)
         assert not gradient.requires_grad
         self.gradients[key] = self.gradients.get(key, 0) + gradient.clone()
 
@@ -134,7 +134,7 @@ def test_nothing_is_watched_without_gradients_or_need():
         watch.hooks.listening = False
         loss.backward()
         assert watch.gradients == {}
-    with Watch(model, keeps=lambda name: name.path != "Linear") as watch:
+    with Watch(model, keeps=lambda name: name.name != "Linear") as watch:
         model(x).sum().backward()
         assert watch.hooks.watched == {}
 

@@ -9,7 +9,7 @@ import torch
 from helpers_capture import Captured
 from torch import nn
 
-from gtrace.capture.options import EveryStep
+from gtrace.capture.options import every_step
 from gtrace.costs import parse_cluster
 from gtrace.torch_hooks.times import StepClock
 from gtrace.trace.facts import StepTimes
@@ -44,7 +44,7 @@ def train(steps, groups=nn.Module.parameters):
 @pytest.mark.capture_case("times of steps and backward passes")
 @pytest.mark.parametrize(("every", "recorded"), [(5, False), (1, True)])
 def test_times_of_steps(every, recorded, path):
-    with Captured(path, policy=EveryStep(every)) as run:
+    with Captured(path, policy=every_step(every)) as run:
         train(12)
     times = StepTimes.of(run.trace.attrs)
     # Sleeping takes at least as long; how much longer depends on the machine.

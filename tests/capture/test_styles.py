@@ -10,7 +10,7 @@ from helpers_styles import STYLES
 from torch import nn
 from torch._dynamo import lookup_backend
 
-from gtrace.capture.options import EveryStep, parse_steps
+from gtrace.capture.options import every_step, parse_steps
 
 
 class HandWritten:
@@ -138,7 +138,7 @@ def compiled(what, backend, steps=5):
 )
 def test_what_is_compiled_has_the_same_graphs_and_bits(path, what, backend, kind, every):
     weights, gradients, graphs = compiled(what, backend)
-    with Captured(path, policy=EveryStep(every), kind=kind) as run:
+    with Captured(path, policy=every_step(every), kind=kind) as run:
         assert compiled(what, backend) == (weights, gradients, graphs)
     assert graphs or what == "in place"
     assert run.summary.errors == 0

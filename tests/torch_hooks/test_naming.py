@@ -4,7 +4,7 @@ import torch
 from helpers_hooks import module
 from torch import nn
 
-from gtrace.torch_hooks.naming import ModuleCollector, Names, ParameterName
+from gtrace.torch_hooks.naming import ModuleCollector, Names, TreeName
 
 
 def groups_of(*parameters):
@@ -30,7 +30,7 @@ def test_names_are_paths_in_the_tree_of_the_outermost_module():
     net = Net()
     table = Names().of(groups_of(*net.parameters()), [net.encoder, net.layers[0], net], scan=False)
     assert [table[id(p)].name for p in net.parameters()] == PATHS
-    assert table[id(net.layers[1].bias)] == ParameterName("layers.1.bias", (), "LayerNorm", "Net")
+    assert table[id(net.layers[1].bias)] == TreeName("layers.1.bias", (), "LayerNorm", "Net")
     # A part of the model is not the model, and a module inside itself is walked once.
     assert names(groups_of(*net.parameters()), [nn.Sequential(net.encoder), net]) == PATHS
     net.encoder.owner = net

@@ -106,15 +106,10 @@ class Staging:
             target.copy_(block, non_blocking=True)
 
     def copy(self, target: torch.Tensor, places: Iterable[int], gradients: Sequence[torch.Tensor]) -> torch.cuda.Event:
-        """Queue the copy of a row; the gradients may change once this returns.
-
-        Args:
-            target: a locked block; parts without a gradient get arbitrary content.
-            places: positions of the gradients in the row.
-            gradients: tensors on the device, with the shapes of their places.
+        """Queue the copy of gradients on the device, which may change once this returns, to their places in a row.
 
         Returns:
-            an event; ``target`` can be read after it.
+            an event, after which the locked block ``target`` can be read; parts without a gradient are arbitrary.
         """
         computing, copying = self.computing(), self.copying
         if self._copied is not None:
@@ -156,11 +151,9 @@ class RowBuffer:
         return functools.partial(self._pool.prepare, self) if due else None
 
     def fill(self, places: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
-        """Copy gradients, directly or through the pool's device; if that fails, the buffer goes back to the pool.
+        """Copy strided real gradients to the targets at these places, directly or through the pool's device.
 
-        Args:
-            places: positions of the gradients among the targets.
-            gradients: strided and real, with the targets' shapes.
+        If that fails, the buffer goes back to the pool.
         """
         self._arrived, staging = None, self._pool.staging
         try:

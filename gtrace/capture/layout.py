@@ -218,11 +218,10 @@ def second_moments(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Ten
 
 
 def moments_of(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Tensor]) -> list[MomentsOf | None]:
-    """The inputs of :func:`second_moments`, None if there is none (yet) of the parameter's own shape.
+    """For each parameter ``exp_avg_sq`` as it is, real and strided; None if there is none (yet) of its own shape.
 
-    Returns:
-        for each parameter ``exp_avg_sq`` as it is, real and strided; the steps that the optimizer has done with it, NaN
-        if it does not say; the decay of the mean; and eps, which is added to its root.
+    With it come the steps that the optimizer has done with the parameter, NaN if it does not say; the decay of the
+    mean; and eps, which is added to its root.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     state = getattr(optimizer, "state", {})

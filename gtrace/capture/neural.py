@@ -216,10 +216,7 @@ class NeuralRow:
 class HostBlocks:
     """Reusable float32 blocks on the host, for rows that may all differ.
 
-    ``find_room`` waits until the blocks of rows that wait to be written take no more than the limit.
-
-    Args:
-        limit: bytes that waiting rows may take together, and also the blocks that wait for reuse.
+    ``limit`` is on the bytes of waiting rows, for which ``find_room`` waits, and of the blocks that wait for reuse.
     """
 
     def __init__(self, limit: int) -> None:
@@ -270,12 +267,13 @@ def _bytes(blocks: Iterable[torch.Tensor]) -> int:
 class NeuralRecorder(OutputHooks):
     """Gathers the gradients of module outputs that arrive before each optimizer step.
 
+    It listens to the forward passes before a wanted step.
+
     Args:
         options: elements to keep of one gradient, and the limit on bytes of rows that wait to be written.
         models: the live modules.
-        keeps: whether to watch a module of this name.
         scan: search the whole process for modules that are not in ``models``; otherwise these are left out.
-        paused, on_error: see :class:`OutputHooks`, which listens to the forward passes before a wanted step.
+        keeps, paused, on_error: see :class:`OutputHooks`.
     """
 
     def __init__(
@@ -308,7 +306,9 @@ class NeuralRecorder(OutputHooks):
         self.pending_bytes = 0
         #: module -> its calls in this row, ascending
         self._calls: dict[str, list[int]] = {}
-        self._indices = functools.lru_cache(_KEPT_SAMPLES)(_sampled_places)
+        self._indices = functools.lru_cache(_KEPT_SAMPLES)(
+            lambda total, kept, device: torch.from_numpy(sample_indices(total, kept).copy()).to(device)
+        )
         self._steps = 0
         self._empty = 0
         self._said: set[str] = set()
@@ -470,10 +470,6 @@ def _has_gradient(tensor: torch.Tensor) -> bool:
     if not tensor.requires_grad or tensor.device.type == "meta":
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
-def _sampled_places(total: int, kept: int, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(sample_indices(total, kept).copy()).to(device)
 
 
 def _modules(paths: Sequence[str]) -> str:

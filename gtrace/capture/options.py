@@ -5,19 +5,18 @@ from __future__ import annotations
 import bisect
 import fnmatch
 import functools
-import json
 import math
 import os
 import re
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gtrace.errors import UsageError, suggest
 from gtrace.settings import KINDS, documented, option
 from gtrace.torch_hooks.processes import launched_place
-from gtrace.trace.files import HDF5_SUFFIXES, check_place
+from gtrace.trace.files import HDF5_SUFFIXES, attributes_of, check_place
 from gtrace.trackers import TO_HELP, check_tracker
 from gtrace.units import parse_size, step_ranges
 
@@ -393,20 +392,11 @@ def _check_place(path: Path, *, force: bool, run: str | None, first: bool) -> No
     """Find what would prevent the trace: before a long training run, not after it."""
     if path.suffix not in (".zarr", *HDF5_SUFFIXES):
         raise UsageError(f"{path}: a trace ends in .zarr or .h5; choose another name")
-    attrs = _root_attributes(path)
+    attrs = attributes_of(path) or {}
     # A rank that exists too early is from an earlier launch with the same --rdzv-id and port.
     earlier = first and os.path.lexists(path / f"rank{launched_place().rank or 0:05d}")
     # Another process of this run may have been quicker.
     if run is None or attrs.get("run") != run or earlier:
-        check_place(path, force=force, is_trace=lambda place: _root_attributes(place).get("format") == "gtrace")
+        check_place(path, force=force)
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{path}: the folder {path.parent} cannot be written; choose another place")
-
-
-def _root_attributes(folder: Path) -> dict[str, Any]:
-    # Read by hand: the trace reader imports numpy, which the program must import first.
-    try:
-        attrs = json.loads((folder / "zarr.json").read_bytes())["attributes"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return attrs if isinstance(attrs, dict) else {}

@@ -64,8 +64,7 @@ class Recorder:
         open_trace: creates the trace from attributes that are known at the first recorded step, and returns it with
             the rank to write under; called once, in the background.
         options: what to record. Its budget counts float32 values, or the estimated size of their sketches.
-        optimizers: watch only these.
-        models: name parameters by these modules only, instead of searching the process.
+        optimizers, models: see :meth:`gtrace.capture.CaptureSession.start`.
         sharers: returns how many processes share the budget, 0 if this one records nothing; called at the first step.
         plan: the sketches that the trace stores of large gradients, None if it stores values.
         say: prints one line for the user.

@@ -19,18 +19,9 @@ from gtrace.capture.options import CaptureSettings, capture_options
 from gtrace.capture.summary import CaptureSummary, all_parts
 from gtrace.capture.writer import quiet_logs
 from gtrace.errors import GtraceError, UsageError
+from gtrace.torch_hooks import processes
 from gtrace.torch_hooks.children import call_after_import, children_call
 from gtrace.torch_hooks.launcher import hide_machinery
-from gtrace.torch_hooks.processes import (
-    Place,
-    before_abrupt_exit,
-    before_shutdown,
-    counting_ctrl_c,
-    launch_token,
-    process_place,
-    release_signals,
-    spans_machines,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -75,7 +66,7 @@ class CaptureSession:
         self._say = say or print_line
         self._launched = launched
         self._broken = False
-        self._place: Place | None = None
+        self._place = processes.Place()
         self._recorder: Recorder | None = None
         self._summary: CaptureSummary | None = None
         self._owner = os.getpid()
@@ -135,7 +126,7 @@ class CaptureSession:
         if self._summary is not None:
             return self._summary
         assert self._recorder is not None
-        with counting_ctrl_c(self._recorder.press) as presses, self._finishing, quiet_logs():
+        with processes.counting_ctrl_c(self._recorder.press) as presses, self._finishing, quiet_logs():
             self._ends = True
             if self._summary is None:
                 self._summary = self._recorder.finish(status)
@@ -149,13 +140,9 @@ class CaptureSession:
         return self._ends
 
     def settle(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
-        """Finish a trace that launched processes also wrote to. Call it after :meth:`finish`.
+        """Finish a trace that launched processes also wrote to, and return the summary of all of them.
 
-        Args:
-            status: how the run as a whole ended.
-
-        Returns:
-            the summary of all processes.
+        ``status`` is how the run as a whole ended. Call it after :meth:`finish`.
         """
         summary, options = self.finish(status), self._options
         if options.run is None or summary.lost or not options.path.is_dir():
@@ -210,14 +197,14 @@ class CaptureSession:
 
     def _report(self, text: str) -> None:
         """Report progress; only the first of several processes does."""
-        place = self._place or Place()
+        place = self._place
         if self._status and (place.rank == 0 or (place.rank is None and not self._launched)):
             self._say(text)
 
     def _sharers(self) -> int:
         """Number of processes that share the budget; 0 if this one records nothing."""
-        options, place = self._options, process_place()
-        self._place = place
+        options = self._options
+        place = self._place = processes.process_place()
         if options.rank == "0":
             return 0 if place.rank else 1
         if options.path.suffix != ".zarr" and (self._launched or place.world_size > 1):
@@ -247,7 +234,7 @@ class CaptureSession:
         from gtrace.trace import create_trace
 
         versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-        place, options, plan = self._place or Place(), self._options, self._plan()
+        place, options, plan = self._place, self._options, self._plan()
         attrs = {
             **found,
             **self._attrs,
@@ -340,7 +327,7 @@ def _after_fork() -> None:
     if not _active:
         return
     try:
-        release_signals()
+        processes.release_signals()
         _active[:] = [_active[-1].successor()]
         if _resume is None:
             raise TimeoutError("this child was forked while its parent wrote a step")
@@ -366,7 +353,7 @@ def start(message: Mapping[str, Any]) -> None:
     try:
         run = message["run"]
         launcher = None
-        token = launch_token() if spans_machines() else None
+        token = processes.launch_token() if processes.spans_machines() else None
         if token not in (None, run):
             # Every machine has its own launching process, and all of them write one trace.
             run, launcher = token, run
@@ -392,7 +379,7 @@ class _Child:
 
     def start(self) -> None:
         self.session.start()
-        self._exits.enter_context(before_abrupt_exit(self.leave, self.session.hurry))
+        self._exits.enter_context(processes.before_abrupt_exit(self.leave, self.session.hurry))
         original = sys.excepthook
 
         def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -403,7 +390,7 @@ class _Child:
             original(kind, error, traceback)
 
         sys.excepthook = excepthook
-        before_shutdown(self._end)
+        processes.before_shutdown(self._end)
         self._watch_multiprocessing()
 
     def _watch_multiprocessing(self) -> None:

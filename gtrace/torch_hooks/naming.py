@@ -425,10 +425,11 @@ def sharding(parameter: Any) -> dict[str, Any]:
 def flat_parts(model: nn.Module) -> dict[int, dict[str, Any]]:
     """The parts of its parameters that this process holds if ``FullyShardedDataParallel`` wraps (a part of) a model.
 
+    Call it after a forward pass; before, there are no such parts.
+
     Returns:
         ``id(parameter)`` -> attributes as in :func:`sharding`, with the placement ``FlatShard`` and ``elements``: the
-        first held element of the whole (flat, in C order) and the one after the last. Call it after a forward
-        pass; before, there are no such parts.
+        first held element of the whole (flat, in C order) and the one after the last.
     """
     out = {}
     for module in model.modules():

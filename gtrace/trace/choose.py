@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, suggest
-from gtrace.trace.files import HDF5_SUFFIXES
+from gtrace.trace.files import HDF5_SUFFIXES, is_gtrace_zarr
 from gtrace.trace.format import SECOND_MOMENT
-from gtrace.trace.zarr import is_gtrace_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

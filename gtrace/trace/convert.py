@@ -17,7 +17,7 @@ from gtrace.trace.reader import Trace, open_source, open_trace
 from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.sketches import DEFAULT_SKETCHES, SketchPlan, SketchRow
 from gtrace.trace.writer import create_trace
-from gtrace.trace.zarr import is_gtrace_zarr, write_zarr
+from gtrace.trace.zarr import write_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,7 +62,7 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
         if target == place and out is not None and not force:
             raise OutputExistsError(f"{out}: is the trace itself; leave out -o to replace it")
         if target != place:
-            check_place(target, force=force, is_trace=is_gtrace_zarr)
+            check_place(target, force=force)
         with new_beside(target, "pack", f"{target}:") as new:
             write_source(source, new, hdf5=is_hdf5(target), sharded=True)
             with Trace(open_source(new)) as written:

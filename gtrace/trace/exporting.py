@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import os
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from gtrace import __version__
 from gtrace.errors import OutputExistsError, UsageError, printable
 from gtrace.settings import KINDS
-from gtrace.trace.choose import choose_infos, choose_steps, steps_of
+from gtrace.trace.choose import choose_infos, choose_steps
 from gtrace.trace.files import check_place, clear_leftovers, move_in, new_beside
 from gtrace.trace.foreign import write_safetensors_header
 
@@ -111,8 +112,7 @@ def export_trace(
     if not infos:
         raise UsageError(f"{trace.path}: holds no such gradients to export")
     _check_names(infos, to)
-    every = sorted({step for info in infos for step in steps_of(trace, info).tolist()})
-    chosen = sorted(choose_steps(trace, infos, every if choice.steps is None else choice.steps))
+    chosen = sorted(choose_steps(trace, infos, choice.steps, most=sys.maxsize))
     rows = _Rows(trace, infos, chosen)
     place = Path(os.path.realpath(output))
     check_place(place, force=force, is_trace=_is_export, what="an export of gtrace")

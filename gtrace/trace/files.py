@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+#: the format's name in the attributes of a trace
+FORMAT = "gtrace"
+#: limit of a reader on the bytes of a metadata document or attribute
+MAX_METADATA_BYTES = 4 * 1024 * 1024
 #: what the name of an HDF5 trace ends in
 HDF5_SUFFIXES = (".h5", ".hdf5")
 _PARTIAL = ".partial"
@@ -206,6 +210,41 @@ def parse_json(text: str | bytes, where: str) -> object:
         raise TraceError(f"{where}: bad JSON ({reason}); damaged or foreign") from None
 
 
+def read_node(read: Callable[[str, int], bytes | None], folder: str) -> dict[str, Any] | None:
+    """The zarr.json of a folder, or None if it does not exist (a writer died before writing it).
+
+    Args:
+        read: reads at most so many bytes of a file, None if it does not exist.
+        folder: path or address.
+
+    Raises:
+        TraceError: it is damaged, or not of Zarr format 3.
+    """
+    path = os.path.join(folder, "zarr.json")
+    data = read(path, MAX_METADATA_BYTES)
+    if data is None:
+        return None
+    match parse_json(data, path):
+        case dict(document) if document.get("zarr_format") == 3:
+            if isinstance(document.setdefault("attributes", {}), dict):
+                return document
+    raise TraceError(f"{path}: not Zarr format 3, the only one that is read, or 'attributes' is not an object")
+
+
+def attributes_of(folder: Path) -> dict[str, Any] | None:
+    """The attributes of a group on this machine, None if it does not exist or is damaged."""
+    try:
+        document = read_node(LOCAL.read, str(folder))
+    except TraceError:
+        return None
+    return document["attributes"] if document is not None and document.get("node_type") == "group" else None
+
+
+def is_gtrace_zarr(path: Path) -> bool:
+    """Whether the folder is marked as a gtrace trace of any version."""
+    return (attributes_of(path) or {}).get("format") == FORMAT
+
+
 def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
     """A failure to write as a TraceError with the system's words."""
     if isinstance(error, FileNotFoundError):
@@ -240,7 +279,9 @@ class Storing(AbstractContextManager["Storing"]):
             raise write_error(self._path, error) from error
 
 
-def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool], what: str = "a gtrace trace") -> None:
+def check_place(
+    path: Path, *, force: bool, is_trace: Callable[[Path], bool] = is_gtrace_zarr, what: str = "a gtrace trace"
+) -> None:
     """Refuse a place where a new trace, or ``what`` else ``is_trace`` recognizes, must not be put.
 
     Raises:

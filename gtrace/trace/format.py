@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     Tolerate = Callable[[TraceError], None]
 
 
-FORMAT = "gtrace"
 VERSION = 1
 
 #: kind of gradient -> name of its groups, the default kind first.
@@ -107,11 +106,9 @@ _TABLE_BYTES = 64 * 1024
 _FEWEST_COLUMNS = 16
 _TABLE_COLUMNS = 1024
 
-#: Limits of a reader: bytes of a decoded chunk of a tensor, of a decoded chunk of anything else,
-#: and of a metadata document or attribute.
+#: Limits of a reader: bytes of a decoded chunk of a tensor, and of a decoded chunk of anything else.
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
 MAX_TABLE_CHUNK_BYTES = 1024 * 1024
-MAX_METADATA_BYTES = 4 * 1024 * 1024
 
 _RANK = re.compile(r"rank(\d{5,9})")
 _STREAM = re.compile(rf"({'|'.join(KINDS.values())})(?:_opt([1-9]\d{{0,8}}))?")

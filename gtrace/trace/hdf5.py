@@ -18,7 +18,7 @@ import numpy as np
 
 from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.files import check_room, move_in, new_beside, parse_json, words_of, write_error
+from gtrace.trace.files import MAX_METADATA_BYTES, check_room, move_in, new_beside, parse_json, words_of, write_error
 from gtrace.trace.format import DIMENSION_SUFFIX, StreamKey
 from gtrace.trace.journal import hold
 from gtrace.trace.sketches import stored_bytes
@@ -77,7 +77,7 @@ def _read_json(node: h5py.Group | h5py.Dataset, name: str, where: str) -> dict[s
     found = node.attrs.get_id(name)
     # Text of variable length is not read: in a damaged file the library may search its heap forever.
     text = h5py.check_string_dtype(found.dtype)
-    if found.shape != () or text is None or not 0 <= (text.length or -1) <= layout.MAX_METADATA_BYTES:
+    if found.shape != () or text is None or not 0 <= (text.length or -1) <= MAX_METADATA_BYTES:
         raise TraceError(f"{about} is not text of fixed length, or too long; damaged or foreign")
     value = parse_json(bytes(node.attrs[name]), about)
     if not isinstance(value, dict):
@@ -120,11 +120,7 @@ class _Dataset:
         return int(min(self.node.id.get_storage_size(), self._file_bytes)) * self._inflation
 
     def read(self, rows: slice, about: str, columns: slice | None = None) -> NDArray[Any]:
-        """Some rows, with all of their columns or some.
-
-        Raises:
-            TraceError: the file's bytes of this data set cannot hold them, or they cannot be read.
-        """
+        """Some rows, with all of their columns or some; TraceError if the data set's bytes cannot hold them."""
         part = (rows,) if len(self.shape) == 1 else (rows, columns or slice(0, self.shape[1]))
         shape = tuple(cut.stop - cut.start for cut in part)
         # A few hundred bytes of metadata can claim any shape, so memory is allocated only if bytes
@@ -217,15 +213,9 @@ class _Hdf5Stream(Stream):
 
 
 def open_hdf5(path: Path | str, tolerate: Tolerate = refuse, stream: BinaryIO | None = None) -> TraceSource:
-    """An HDF5 trace. The library serializes its calls, so several threads may read.
+    """An HDF5 trace; arguments and errors are those of :func:`gtrace.trace.zarr.open_zarr`.
 
-    Args:
-        path: the file, or its address.
-        tolerate: called with damage to parts of it; by default it raises.
-        stream: an open file, for a trace that is not on this machine.
-
-    Raises:
-        TraceError: it is not a trace, or it is damaged in a way that is not tolerated.
+    ``stream`` is the open file of a trace at an address. The library serializes its calls, so several threads may read.
     """
     with ExitStack() as held:
         with _reported(str(path)):

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable
-from gtrace.trace.files import HDF5_SUFFIXES, check_place, clear_leftovers, move_in, new_beside
+from gtrace.trace.files import HDF5_SUFFIXES, check_place, clear_leftovers, is_gtrace_zarr, move_in, new_beside
 from gtrace.trace.foreign import READERS, is_zarr, join_name
 from gtrace.trace.format import KINDS
 from gtrace.trace.guard import Guard
 from gtrace.trace.reader import open_trace
 from gtrace.trace.writer import create_trace
-from gtrace.trace.zarr import is_gtrace_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -357,7 +356,7 @@ def import_trace(
     rules = rules or ImportRules()
     if rules.kind not in KINDS:
         raise UsageError(f"kind '{printable(rules.kind)}': choose weight or neural")
-    check_place(place, force=force, is_trace=is_gtrace_zarr)
+    check_place(place, force=force)
     readers = {**READERS, **rules.readers}
     found, ignored = find_files([Path(source) for source in sources], readers)
     if rules.pattern is None:

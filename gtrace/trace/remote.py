@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from gtrace.errors import TraceError, UsageError, printable
-from gtrace.trace import format as layout
-from gtrace.trace.files import HDF5_SUFFIXES
+from gtrace.trace.files import HDF5_SUFFIXES, MAX_METADATA_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,7 +74,7 @@ def is_hdf5(place: Path | str) -> bool:
 
 
 class RemoteFiles:
-    """Files below one address. It has the methods of :class:`gtrace.trace.files.LocalFiles`.
+    """Files below one address, with the methods of :class:`gtrace.trace.files.LocalFiles` and their errors.
 
     Raises:
         UsageError: fsspec, or a package that it needs for this kind of address, is not installed.
@@ -100,13 +99,9 @@ class RemoteFiles:
         self._names: dict[str, list[str]] = {}
 
     def read_root(self, root: str) -> bool:
-        """Whether there is a Zarr trace; for a finished one, takes all metadata from its root.
-
-        Raises:
-            TraceError: it cannot be read.
-        """
+        """Whether there is a Zarr trace; for a finished one, takes all metadata from its root."""
         path = os.path.join(root, "zarr.json")
-        data = self.read(path, layout.MAX_METADATA_BYTES)
+        data = self.read(path, MAX_METADATA_BYTES)
         if data is None:
             return False
         documents = _gathered(root, data)
@@ -127,11 +122,7 @@ class RemoteFiles:
         self._names = {folder: sorted(found) for folder, found in names.items()}
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """The bytes of a file, or None if it does not exist.
-
-        Raises:
-            TraceError: it cannot be read, or it is larger than ``limit`` bytes.
-        """
+        """The bytes of a file, or None if it does not exist; TraceError if there are more than ``limit``."""
         if path in self._known:
             return self._known[path]
         # A server may send the whole file instead of the requested part.
@@ -148,11 +139,7 @@ class RemoteFiles:
         return data
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        """A part of a file.
-
-        Raises:
-            TraceError: it does not exist, is too short, or the server sends no parts.
-        """
+        """A part of a file; TraceError if it does not exist, is too short, or the server sends no parts."""
         with _reported(path):
             data = self._bytes(path, start, start + length)
         if len(data) > length:
@@ -164,11 +151,7 @@ class RemoteFiles:
         return data
 
     def size(self, path: str) -> int | None:
-        """Size of a file in bytes, or None if it does not exist.
-
-        Raises:
-            TraceError: it is neither a file nor a folder, or its size is unknown.
-        """
+        """Size of a file in bytes, or None if it does not exist; TraceError if it is unknown."""
         with _reported(path):
             try:
                 found = self._system.info(path)
@@ -183,11 +166,7 @@ class RemoteFiles:
         return int(found["size"])
 
     def folders(self, path: str) -> list[str]:
-        """Names of the folders in a folder, sorted.
-
-        Raises:
-            TraceError: an entry is a link, or the folder cannot be listed.
-        """
+        """Names of the folders in a folder, sorted; TraceError for a link, or if the folder cannot be listed."""
         if self._names:
             return self._names.get(path, [])
         if self._http:
@@ -207,11 +186,7 @@ class RemoteFiles:
         return sorted(names)
 
     def stream(self, path: str) -> Any:
-        """A file object that supports seeking, for HDF5.
-
-        Raises:
-            TraceError: the file does not exist, or cannot be read.
-        """
+        """A file object that supports seeking, for HDF5; TraceError if there is no file."""
         with _reported(path):
             try:
                 return self._system.open(path, "rb", block_size=_BLOCK_BYTES)

@@ -231,12 +231,7 @@ def values_of(attrs: Mapping[str, Any], steps: NDArray[np.int64]) -> NDArray[np.
 
 
 def stored_bytes(part: Callable[[int], NDArray[np.uint8]], spec: TensorSpec, about: str) -> NDArray[np.uint8]:
-    """A row of a sketched tensor, from its chunks.
-
-    Args:
-        part: reads the k-th chunk of the row.
-        spec: the tensor.
-        about: tensor and step, for messages.
+    """A row of a sketched tensor; ``part`` reads its k-th chunk, ``about`` names tensor and step in messages.
 
     Raises:
         TraceError: its first bytes are wrong, or it is longer than the tensor's rows can be.
@@ -267,14 +262,9 @@ def _needed(data: bytearray, about: str) -> int:
 def unpack_row(
     data: NDArray[np.uint8], attrs: Mapping[str, Any], wanted: Sequence[SummarySpec], size: int, about: str
 ) -> tuple[float, tuple[MomentSketch, ...]]:
-    """Sum of magnitudes and the wanted sketches of a row from :func:`stored_bytes`.
+    """Sum of magnitudes, and the wanted sketches of those stored, of a row from :func:`stored_bytes`.
 
-    Args:
-        data: the row.
-        attrs: the tensor's attributes.
-        wanted: specs, all of them stored.
-        size: number of summarized values.
-        about: tensor and step, for messages.
+    ``attrs`` are the tensor's, and the row summarizes ``size`` values.
 
     Raises:
         TraceError: they are damaged, or differ from the tensor's attributes.

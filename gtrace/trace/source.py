@@ -13,6 +13,7 @@ import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable
 from gtrace.trace import format as layout
+from gtrace.trace.files import FORMAT
 from gtrace.trace.rows import BlockSample
 from gtrace.trace.sketches import SketchPlan, values_of
 
@@ -238,7 +239,7 @@ def check_root(path: str, attrs: Mapping[str, Any]) -> None:
     Raises:
         TraceError: it is not a trace, or a newer gtrace wrote it.
     """
-    if attrs.get("format") != layout.FORMAT:
+    if attrs.get("format") != FORMAT:
         raise TraceError(
             f"{path}: not a gtrace trace; make one with gtrace capture SCRIPT, or gtrace trace import FILES"
         )

@@ -19,7 +19,7 @@ import numpy as np
 from gtrace import __version__
 from gtrace.errors import UsageError, printable, suggest
 from gtrace.trace import format as layout
-from gtrace.trace.files import HDF5_SUFFIXES, Storing, write_error
+from gtrace.trace.files import FORMAT, HDF5_SUFFIXES, Storing, write_error
 from gtrace.trace.format import EXTRAS, KINDS, SCALARS, SKETCH, Rows, StreamKey, TensorSpec, go_on
 from gtrace.trace.journal import refuse_living, together
 from gtrace.trace.rows import (
@@ -205,7 +205,7 @@ def root_attrs(given: Mapping[str, Any]) -> dict[str, Any]:
     stored = attributes(given, "trace")
     if SKETCH in stored:
         SketchPlan.read(stored[SKETCH])
-    own = {"format": layout.FORMAT, "version": layout.VERSION, "status": "writing", "gtrace_version": __version__}
+    own = {"format": FORMAT, "version": layout.VERSION, "status": "writing", "gtrace_version": __version__}
     for key in given:
         if key in own:
             raise UsageError(f"attribute '{key}' is set by the trace itself")
@@ -401,14 +401,11 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 try:
                     for spec, values in found.values():
                         sink.write_rows(spec, rows.start, values)
-                    sink.commit(rows.start, committed := Rows(np.array(steps[part], np.int64), numbers, table))
+                    self._store(stream, Rows(np.array(steps[part], np.int64), numbers, table))
                 except Exception:
                     sink.discard(rows, [spec for spec, _ in found.values()])
                     raise
-            stream.last_step, stream.rows = int(steps[part.stop - 1]), rows.stop
             self.stored += sum(values.nbytes for _, values in found.values())
-            if self.follower is not None:
-                self.follower(stream.key, list(stream.specs), committed)
             return part.stop
 
     def commit(
@@ -598,12 +595,14 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
     def _commit(self, stream: _StreamState, scalars: Mapping[str, float]) -> None:
         assert stream.pending is not None
         numbers = {name: np.array([value]) for name, value in scalars.items()}
-        rows = Rows(np.array([stream.pending], np.int64), numbers, stream.statistics())
+        self._store(stream, Rows(np.array([stream.pending], np.int64), numbers, stream.statistics()))
+        stream.pending, stream.values = None, {}
+
+    def _store(self, stream: _StreamState, rows: Rows) -> None:
         with self._storing:
             self._sink_of(stream).commit(stream.rows, rows)
-        stream.last_step, stream.pending = stream.pending, None
-        stream.rows += 1
-        stream.values = {}
+        stream.last_step = int(rows.steps[-1])
+        stream.rows += len(rows.steps)
         if self.follower is not None:
             self.follower(stream.key, list(stream.specs), rows)
 

@@ -32,12 +32,14 @@ from numcodecs.zstd import Zstd
 from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
 from gtrace.trace.files import (
+    FORMAT,
     LOCAL,
+    MAX_METADATA_BYTES,
     check_place,
     clear_leftovers,
     move_in,
     new_beside,
-    parse_json,
+    read_node,
     write_beside,
     write_file,
     write_over,
@@ -90,13 +92,9 @@ def _most_encoded(size: int) -> int:
 
 
 def decode_chunk(encoded: bytes, pipeline: Sequence[str], out: NDArray[Any], where: str) -> None:
-    """Decode one chunk into ``out``, a C-contiguous array of the exact size.
+    """Decode one chunk into ``out``, a C-contiguous array of the exact size, type and byte order.
 
-    Args:
-        encoded: the chunk file.
-        pipeline: names of its codecs, one of ``PIPELINES``.
-        out: takes the values; its type and byte order are the stored ones.
-        where: file, tensor and step, for messages.
+    ``pipeline`` has the names of its codecs, one of ``PIPELINES``; ``where`` is file, tensor and step, for messages.
 
     Raises:
         TraceError: truncated, damaged, or not of the size in the metadata.
@@ -138,19 +136,6 @@ def _zstd_content(data: memoryview) -> int | None:
     return int.from_bytes(data[start : start + width], "little") + (256 if width == 2 else 0)
 
 
-def read_node(files: Files, folder: str) -> dict[str, Any] | None:
-    """The zarr.json of a folder, or None if it does not exist (a writer died before writing it)."""
-    path = os.path.join(folder, "zarr.json")
-    data = files.read(path, layout.MAX_METADATA_BYTES)
-    if data is None:
-        return None
-    match parse_json(data, path):
-        case dict(document) if document.get("zarr_format") == 3:
-            if isinstance(document.setdefault("attributes", {}), dict):
-                return document
-    raise TraceError(f"{path}: not Zarr format 3, the only one that is read, or 'attributes' is not an object")
-
-
 def read_group(files: Files, folder: str, tolerate: Tolerate = refuse) -> dict[str, Any] | None:
     """The attributes of a group, None if it does not exist; default ones if they are damaged and that is tolerated.
 
@@ -158,26 +143,13 @@ def read_group(files: Files, folder: str, tolerate: Tolerate = refuse) -> dict[s
         TraceError: they are damaged, or belong to an array.
     """
     try:
-        document = read_node(files, folder)
+        document = read_node(files.read, folder)
         if document is not None and document.get("node_type") != "group":
             raise TraceError(f"{folder}: is an array instead of a group; not a gtrace trace")
     except TraceError as error:
         tolerate(error)
-        return {"format": layout.FORMAT, "version": layout.VERSION}
+        return {"format": FORMAT, "version": layout.VERSION}
     return None if document is None else document["attributes"]
-
-
-def attributes_of(folder: Path) -> dict[str, Any] | None:
-    """The attributes of a group on this machine, None if it does not exist or is damaged."""
-    try:
-        return read_group(LOCAL, str(folder))
-    except TraceError:
-        return None
-
-
-def is_gtrace_zarr(path: Path) -> bool:
-    """Whether the folder is marked as a gtrace trace of any version."""
-    return (attributes_of(path) or {}).get("format") == layout.FORMAT
 
 
 def _missing(files: Files, folder: str, what: str) -> TraceError:
@@ -343,7 +315,7 @@ class _ZarrStream(Stream):
         for entry in self._files.folders(self.where):
             place = os.path.join(self.where, entry)
             with tolerated(self.tolerate):
-                document = read_node(self._files, place)
+                document = read_node(self._files.read, place)
                 if document is None:
                     continue
                 if "name" in document["attributes"]:
@@ -366,7 +338,7 @@ class _ZarrStream(Stream):
         place = os.path.join(self.where, "step")
         parts = [np.empty(0, np.int64)]
         try:
-            document = read_node(self._files, place)
+            document = read_node(self._files.read, place)
             if document is None:
                 return parts[0]
             self._tables["step"] = _ArrayFile(self._files, place, document, layout.MAX_TABLE_CHUNK_BYTES)
@@ -527,7 +499,7 @@ def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str
         gathered = _read_below(folder)
     root = group_document(attributes)
     whole = root | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
-    write_json(folder, whole if len(json.dumps(whole)) < layout.MAX_METADATA_BYTES else root)
+    write_json(folder, whole if len(json.dumps(whole)) < MAX_METADATA_BYTES else root)
 
 
 def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -541,7 +513,7 @@ def _read_below(root: str) -> dict[str, Any]:
     pending = LOCAL.folders(root)
     while pending:
         entry = pending.pop(0)
-        document = read_node(LOCAL, os.path.join(root, entry))
+        document = read_node(LOCAL.read, os.path.join(root, entry))
         if document is not None:
             found[entry] = document
             if document.get("node_type") == "group":
@@ -821,7 +793,7 @@ class ZarrStreamSink:
 
 def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
     """Put an empty trace in its place at once; errors as in ``check_place`` and ``move_in``."""
-    check_place(path, force=force, is_trace=is_gtrace_zarr)
+    check_place(path, force=force)
     clear_leftovers(path)
     with new_beside(path, "partial") as started:
         make_group(str(started), attrs)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gtrace.errors import UsageError
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace import format as layout
+from gtrace.trace.files import MAX_METADATA_BYTES
 from gtrace.trace.format import DIMENSION_SUFFIX, MAX_ENTRY, RESERVED, encode_name
 from gtrace.trace.journal import MOST_ROWS
 from gtrace.trace.zarr import PIPELINES
@@ -32,7 +33,7 @@ def test_every_stored_name_is_described():
 def test_sizes_are_those_of_the_code():
     assert f"({MOST_ROWS}\nat most)" in TEXT
     assert f"above {layout.MAX_CHUNK_BYTES >> 20} MiB ({layout.MAX_TABLE_CHUNK_BYTES >> 20} MiB of arrays" in TEXT
-    assert f"metadata above {layout.MAX_METADATA_BYTES >> 20} MiB" in TEXT
+    assert f"metadata above {MAX_METADATA_BYTES >> 20} MiB" in TEXT
     assert f"# The trace format, version {layout.VERSION}" in TEXT
 
 

@@ -142,11 +142,7 @@ def parse_steps(text: str) -> StepPolicy:
 
 
 def step_policy(steps: str | None, every: int | None) -> StepPolicy:
-    """The policy of ``--steps`` and ``--every``, of which at most one may be given; automatic without either.
-
-    Raises:
-        UsageError: both are given, or ``every`` is below 1.
-    """
+    """The policy of ``--steps`` or ``--every``, else automatic; UsageError for both, or an ``every`` below 1."""
     if every is None:
         return parse_steps("auto" if steps is None else steps)
     if steps is not None:

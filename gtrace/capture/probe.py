@@ -129,11 +129,7 @@ class Stopwatch:
 
 
 def run_probe(message: str) -> int:
-    """Run a program under a probe in this process, and return its exit code.
-
-    Args:
-        message: JSON of the program (``target``, ``args``, ``is_module``) and of a :class:`ProbeOptions` (``probe``).
-    """
+    """Run a program under a probe; returns its exit code. ``message`` is JSON of it and a ProbeOptions, ``probe``."""
     asked = json.loads(message)
     program = Program(asked["target"], tuple(asked["args"]), asked["is_module"])
     options = ProbeOptions(**asked["probe"])

@@ -145,12 +145,9 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
 
 
 def result_text(summary: CaptureSummary, path: Path, rank: int | None = None) -> str:
-    """One line, without its end, about what a capture recorded, or why it recorded nothing.
+    """One line, without its end, about what a capture recorded at ``path``, or why it recorded nothing.
 
-    Args:
-        summary: the capture's.
-        path: the trace, as the user wrote it.
-        rank: of this process, if the others' steps are not in the summary.
+    ``rank`` is that of this process, if the others' steps are not in the summary.
     """
     if not summary.rows:
         return f"nothing was captured{f' on rank {rank}' if rank else ''}: {_why_nothing(summary)}"

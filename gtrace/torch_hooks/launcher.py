@@ -87,11 +87,7 @@ class Program:
 
     @functools.cached_property
     def file(self) -> str:
-        """The script: the target itself, or else the file of the command that a shell would find.
-
-        Raises:
-            UsageError: there is neither, or this Python does not run the command.
-        """
+        """The script: the target itself, or the file of the command that a shell would find; UsageError without."""
         if os.path.isfile(self.target) or os.path.exists(os.path.join(self.target, "__main__.py")):
             return self.target
         place = None if os.sep in self.target else shutil.which(self.target)
@@ -108,11 +104,7 @@ class Program:
         raise UsageError(f"{self.target}: no such script{hint}")
 
     def check(self) -> None:
-        """Find errors that are visible before running anything.
-
-        Raises:
-            UsageError: the script or command does not exist, or this Python does not run the command.
-        """
+        """UsageError, before anything runs, if there is no such script or command, or this Python does not run it."""
         if not self.is_module and not self.is_code:
             _ = self.file
 
@@ -158,11 +150,7 @@ class Outcome:
 
 
 def run_program(program: Program) -> Outcome:
-    """Run a program to its end; an uncaught exception is printed as Python prints it.
-
-    Raises:
-        UsageError: the script or module does not exist.
-    """
+    """Run a program to its end, an uncaught exception as Python prints it; UsageError if there is no such program."""
     program.check()
     with _as_main_program(program):
         try:

@@ -173,9 +173,7 @@ class OptimizerHistory:
     def look(self, step: int) -> LRScheduler | None:
         """A step begins.
 
-        Returns:
-            the scheduler whose ``last_epoch`` is to be looked at in each step, since it may change in any; None if it
-            changes in all of them.
+        Returns the scheduler whose ``last_epoch`` may change in any step; None if it changes in all of them.
         """
         scheduler = self._scheduler() if self.scheduled and self._scheduler is not None else None
         if scheduler is None:

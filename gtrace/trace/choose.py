@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def newest_trace(folder: Path) -> Path:
-    """The trace of a folder that was written last, also one that is being written.
-
-    Raises:
-        TraceError: there is none.
-    """
+    """The trace of a folder that was written last, perhaps one that is being written; TraceError if there is none."""
     files = [path for suffix in HDF5_SUFFIXES for path in folder.glob(f"*{suffix}")]
     traces = [path for path in [*files, *folder.glob("*.zarr")] if path.is_file() or is_gtrace_zarr(path)]
     if not traces:

@@ -73,11 +73,7 @@ def write_beside(path: str, *parts: bytes | memoryview) -> None:
 
 
 def write_over(path: str, data: bytes) -> None:
-    """Replace the content of a small file in its place, if the disk has room for that: for a disk that is full.
-
-    Raises:
-        OSError: there is no file, or no room; it is unchanged.
-    """
+    """Replace a small file's content in its place, for a full disk; OSError, and no change, if there is no room."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | _NO_FOLLOW)
     try:
         size = os.fstat(descriptor).st_size
@@ -88,11 +84,7 @@ def write_over(path: str, data: bytes) -> None:
 
 
 def check_room(folder: str | os.PathLike[str], needed: int) -> None:
-    """Fail before anything is written if the file system has less than ``needed`` free bytes.
-
-    Raises:
-        OSError: no space left on the device.
-    """
+    """OSError, before anything is written, if the file system has less than ``needed`` free bytes."""
     room = os.statvfs(folder)
     # Some file systems without a size of their own report 0 of 0.
     if room.f_blocks and room.f_bavail * room.f_frsize < needed:
@@ -114,12 +106,7 @@ def disk_bytes(path: Path) -> int:
 
 @contextmanager
 def _regular(path: str) -> Iterator[BinaryIO]:
-    """Open a regular file for reading.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        TraceError: it is a link or not a regular file, or it cannot be read.
-    """
+    """Open a regular file; FileNotFoundError without one, TraceError for anything else, and if it cannot be read."""
     try:
         # Without the flag, opening a named pipe would wait for its writer forever.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_FOLLOW | _NO_WAIT)) as file:
@@ -140,11 +127,7 @@ class LocalFiles:
     """Files of this machine."""
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """The bytes of a regular file, or None if it does not exist.
-
-        Raises:
-            TraceError: it is a link or not a regular file, it cannot be read, or it exceeds ``limit`` bytes.
-        """
+        """The bytes of a regular file, None if it does not exist; TraceError if there are more than ``limit``."""
         with suppress(FileNotFoundError), _regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
@@ -153,11 +136,7 @@ class LocalFiles:
         return None
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        """A part of a regular file.
-
-        Raises:
-            TraceError: as in ``read``, or the file does not exist or is too short.
-        """
+        """A part of a regular file; TraceError if the file does not exist, or is too short."""
         with suppress(FileNotFoundError), _regular(path) as file:
             if 0 <= start <= os.fstat(file.fileno()).st_size - length:
                 file.seek(start)
@@ -172,11 +151,7 @@ class LocalFiles:
             return None
 
     def folders(self, path: str) -> list[str]:
-        """Names of the folders in a folder, sorted.
-
-        Raises:
-            TraceError: an entry is a symbolic link, or the folder cannot be read.
-        """
+        """Names of the folders in a folder, sorted; TraceError for a symbolic link, or if it cannot be read."""
         names = []
         try:
             with os.scandir(path) as entries:
@@ -198,11 +173,7 @@ def _no_constant(text: str) -> NoReturn:
 
 
 def parse_json(text: str | bytes, where: str) -> object:
-    """A JSON value; NaN and infinities, which are not valid JSON, are refused.
-
-    Raises:
-        TraceError: the text is not valid JSON, or is nested too deep.
-    """
+    """A JSON value; TraceError for NaN and infinities, which are not valid JSON, other faults, and deep nesting."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -211,14 +182,9 @@ def parse_json(text: str | bytes, where: str) -> object:
 
 
 def read_node(read: Callable[[str, int], bytes | None], folder: str) -> dict[str, Any] | None:
-    """The zarr.json of a folder, or None if it does not exist (a writer died before writing it).
+    """The zarr.json of a folder, None if it does not exist (a writer died before writing it); TraceError for damage.
 
-    Args:
-        read: reads at most so many bytes of a file, None if it does not exist.
-        folder: path or address.
-
-    Raises:
-        TraceError: it is damaged, or not of Zarr format 3.
+    ``read`` is that of :class:`LocalFiles`, or of an address.
     """
     path = os.path.join(folder, "zarr.json")
     data = read(path, MAX_METADATA_BYTES)
@@ -316,8 +282,7 @@ def beside(path: Path, purpose: str) -> Path:
 def new_beside(path: Path, purpose: str, what: str = "") -> Iterator[Path]:
     """A name from :func:`beside` for a new file or folder, which is deleted after the block if it is still there.
 
-    Raises:
-        TraceError: the system's error, if ``what`` says what cannot be written.
+    If ``what`` says what cannot be written, the system's errors become a TraceError.
     """
     new = beside(path, purpose)
     try:

@@ -169,12 +169,7 @@ def _no_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_safetensors_header(arrays: Sequence[tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> bytes:
-    """The start of a ``.safetensors`` file of float32 arrays; the values follow in this order.
-
-    Args:
-        arrays: name and shape of each.
-        metadata: texts about the file.
-    """
+    """The start of a ``.safetensors`` file of float32 arrays, with their names and shapes, and texts about the file."""
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name, shape in arrays:

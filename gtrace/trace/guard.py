@@ -205,11 +205,7 @@ class GuardedFile(contextlib.AbstractContextManager["GuardedFile"]):
             )
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """An array, or one index of its first axis; bfloat16 as float32.
-
-        Raises:
-            TraceError: the file is damaged, or reading it takes more memory or time than it may.
-        """
+        """An array, or one index of its first axis; bfloat16 as float32. TraceError for damage, and beyond limits."""
         if row is None or entry.by_row:
             return self._shared(entry, row)
         if entry.name not in self._unpacked:
@@ -253,11 +249,7 @@ def _shared_file(length: int, folder: Path | None) -> int:
 
 
 def stored_bytes(path: Path) -> int:
-    """Bytes of a file, or of all files of a store; a file counts as one disk sector at least.
-
-    Raises:
-        TraceError: it is not a regular file, or the store holds a link, a pipe or a device.
-    """
+    """Bytes of a file, or of all files of a store, a disk sector each at least; TraceError for links and pipes."""
     try:
         if stat.S_ISREG(os.stat(path).st_mode):
             return os.stat(path).st_size

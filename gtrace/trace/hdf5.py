@@ -256,12 +256,7 @@ def _set_attrs(node: h5py.Group | h5py.Dataset, attrs: Mapping[str, Any]) -> Non
 
 
 def write_hdf5(source: TraceSource, path: Path, beat: Beat = layout.go_on) -> None:
-    """Write a finished trace into a new file.
-
-    Raises:
-        OSError: there is not enough room, the file cannot be written, or ``beat`` wants no more.
-        TraceError: the trace is damaged.
-    """
+    """Write a finished trace into a new file; OSError without room, or if ``beat`` ends it; TraceError for damage."""
     # A failed write damages an HDF5 file, and the library may crash the process.
     check_room(path.parent, _SPARE_BYTES + sum(map(_stored_bytes, source.streams)))
     with h5py.File(path, "x", libver=_LIBVER, locking=False) as file:

@@ -114,11 +114,7 @@ class JournalWriter:
         self._torn = False
 
     def check_place(self) -> None:
-        """See that the trace is in its place; otherwise a deleted file would take the rows, or another trace's.
-
-        Raises:
-            FileNotFoundError: it was deleted, moved or replaced.
-        """
+        """FileNotFoundError if the trace was moved or replaced: rows would go to a deleted file, or to another trace."""
         if os.stat(self._path).st_ino != self._inode:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path)
 
@@ -219,11 +215,7 @@ def being_written(place: Path | str) -> bool:
 
 
 def refuse_living(place: Path) -> None:
-    """Refuse to replace a trace that a living process of this machine is writing.
-
-    Raises:
-        OutputExistsError: a process is writing it.
-    """
+    """OutputExistsError, instead of replacing it, if a living process of this machine is writing the trace."""
     if being_written(place):
         raise OutputExistsError(
             f"{place}: a running program is writing it, so it is kept; end that program or choose another place"

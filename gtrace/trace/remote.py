@@ -45,11 +45,7 @@ _BLOCK_BYTES = 1024 * 1024
 
 
 def place_of(path: str | os.PathLike[str]) -> Path | str:
-    """The place of a trace: a path of this machine (also for ``file://``), or an address without its last slash.
-
-    Raises:
-        UsageError: a chain of addresses.
-    """
+    """A path of this machine (also for ``file://``), or an address without its last slash; UsageError for a chain."""
     if not isinstance(path, str) or not _ADDRESS.fullmatch(path):
         return Path(path)
     if "::" in path:

@@ -191,11 +191,7 @@ class BlockSample(NamedTuple):
 
     @classmethod
     def read(cls, value: object) -> BlockSample | None:
-        """The sample in the attribute ``sample``, None if it does not describe blocks.
-
-        Raises:
-            UsageError: it is inconsistent.
-        """
+        """The sample in the attribute ``sample``, None if it does not describe blocks; UsageError if it is wrong."""
         if not isinstance(value, dict) or value.get("kind") != BLOCKS or "block" not in value:
             return None
         offsets, total, block = value.get("offsets"), value.get("total", 0), value["block"]
@@ -231,11 +227,7 @@ class BlockSample(NamedTuple):
 
 
 def whole_numbers(values: NDArray[np.float32]) -> Mapping[str, float]:
-    """Numbers about a whole gradient that is stored as blocks: ``whole_*`` of ``format.EXTRAS``.
-
-    Args:
-        values: float32, flat. Sums are in float64, over blocks of 2^20 elements in index order.
-    """
+    """``whole_*`` of ``format.EXTRAS``, of a flat float32 gradient: float64 sums over blocks of 2^20 in index order."""
     norm1 = norm2 = absmax = 0.0
     nonfinite = 0
     for start in range(0, values.size, _PASS):

@@ -234,11 +234,7 @@ class TraceSource:
 
 
 def check_root(path: str, attrs: Mapping[str, Any]) -> None:
-    """Check that a store is a trace of a supported version.
-
-    Raises:
-        TraceError: it is not a trace, or a newer gtrace wrote it.
-    """
+    """TraceError if the attributes are not those of a trace, or a newer gtrace wrote it."""
     if attrs.get("format") != FORMAT:
         raise TraceError(
             f"{path}: not a gtrace trace; make one with gtrace capture SCRIPT, or gtrace trace import FILES"
@@ -273,11 +269,7 @@ def attribute_fault(attrs: Mapping[str, Any], size: int) -> str | None:
 
 
 def tensor_spec(where: str, entry: str, attrs: Mapping[str, Any], size: int, chunks: tuple[int, ...]) -> TensorSpec:
-    """The description of a stored tensor from its attributes.
-
-    Raises:
-        TraceError: an attribute is missing or has another type.
-    """
+    """The description of a stored tensor from its attributes; TraceError if one is missing or has another type."""
     fault = attribute_fault({"name": None, "index": None, "shape": None, **attrs}, size)
     if fault is not None:
         raise TraceError(f"{where}: {fault}; damaged or foreign")

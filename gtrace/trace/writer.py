@@ -63,11 +63,7 @@ def _from_numpy(value: object) -> object:
 
 
 def attributes(given: Mapping[str, object], what: str) -> dict[str, Any]:
-    """The attributes in the form in which they will be read back.
-
-    Raises:
-        UsageError: JSON cannot hold one of them.
-    """
+    """The attributes in the form in which they will be read back; UsageError if JSON cannot hold one of them."""
     out = {}
     for key, value in given.items():
         if not key or not key.isprintable():
@@ -197,11 +193,7 @@ Status = Literal["complete", "interrupted"]
 
 
 def root_attrs(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a new trace.
-
-    Raises:
-        UsageError: a given attribute is the format's own, or cannot be stored.
-    """
+    """The attributes of a new trace; UsageError if one is the format's own, or cannot be stored."""
     stored = attributes(given, "trace")
     if SKETCH in stored:
         SketchPlan.read(stored[SKETCH])

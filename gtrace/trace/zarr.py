@@ -137,11 +137,7 @@ def _zstd_content(data: memoryview) -> int | None:
 
 
 def read_group(files: Files, folder: str, tolerate: Tolerate = refuse) -> dict[str, Any] | None:
-    """The attributes of a group, None if it does not exist; default ones if they are damaged and that is tolerated.
-
-    Raises:
-        TraceError: they are damaged, or belong to an array.
-    """
+    """The attributes of a group, None without one; TraceError for damage, default attributes if that is tolerated."""
     try:
         document = read_node(files.read, folder)
         if document is not None and document.get("node_type") != "group":
@@ -478,8 +474,7 @@ def _array_document(form: ArrayForm, *, plain: bool) -> dict[str, Any]:
 def write_json(folder: str, document: Mapping[str, Any]) -> None:
     """Write a zarr.json into a folder; on a full disk in the room of the old one, so that a trace can say how it ended.
 
-    Raises:
-        OSError: it cannot be written; the old one is kept.
+    OSError if it cannot be written; the old one is kept.
     """
     path, data = os.path.join(folder, "zarr.json"), json.dumps(document, allow_nan=False).encode()
     try:
@@ -834,12 +829,7 @@ class ZarrSink:
 
 
 def write_zarr(source: TraceSource, root: str, *, sharded: bool) -> None:
-    """Write a finished trace into a new folder, in shards of at most 128 MiB or in a writer's chunks.
-
-    Raises:
-        OSError: it cannot be written.
-        TraceError: the trace is damaged.
-    """
+    """Write a finished trace, in shards of at most 128 MiB or in a writer's chunks; TraceError for damage."""
     make_group(root, source.attrs)
     gathered: dict[str, Any] = {}
     for stream in source.streams:

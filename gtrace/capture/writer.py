@@ -223,11 +223,10 @@ class AsyncWriter:
         self._wait(done.wait)
 
     def close(self, status: Literal["complete", "interrupted"], facts: Callable[[], Mapping[str, object]]) -> None:
-        """Set attributes of the trace and finish it, if there is one, and end the thread. Comes after :meth:`drain`.
+        """Finish the trace, if there is one, with attributes, and end the thread. Comes after :meth:`drain`.
 
-        Args:
-            status: how the program ended; a trace that lacks a step is ``interrupted``.
-            facts: gives the attributes; called in the thread when the last row is written.
+        A trace that lacks a step is ``interrupted``, whatever ``status`` says. ``facts`` gives the attributes, in the
+        thread, when the last row is written.
         """
         if self._thread.ident is None:
             return

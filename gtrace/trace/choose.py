@@ -122,14 +122,10 @@ class Agreement(NamedTuple):
 
 
 def agreement(trace: Trace, stage: str) -> Agreement:
-    """Compare the weight gradients of all ranks.
+    """Compare the weight gradients of all ranks that were recorded at a stage, ``local`` or ``reduced``.
 
     Different parts of a sharded tensor are not compared, and neither are a process and its replacement after a
     restart.
-
-    Args:
-        trace: an open trace.
-        stage: compare gradients recorded at this stage, ``local`` or ``reduced``.
     """
     places: dict[tuple[int, str, tuple[str, ...], str], list[int]] = {}
     for info in trace.tensors:

@@ -79,14 +79,10 @@ def _header(statistics: Sequence[str], first: int) -> bytes:
 
 
 class JournalWriter:
-    """The journal of one stream that is being written.
+    """The journal of one stream that is being written, in the folder of the array ``step``.
 
     The process holds a shared lock on the file while it lives, so that a repair can see whether a writer is alive
     or was killed.
-
-    Args:
-        folder: of the array ``step``; it exists.
-        statistics: names of the (step, tensor) arrays of the stream.
     """
 
     def __init__(self, folder: str, statistics: Sequence[str]) -> None:
@@ -114,7 +110,7 @@ class JournalWriter:
         self._torn = False
 
     def check_place(self) -> None:
-        """FileNotFoundError if the trace was moved or replaced: rows would go to a deleted file, or to another trace."""
+        """FileNotFoundError if the trace was moved or replaced: rows would go to a deleted file, or another trace."""
         if os.stat(self._path).st_ino != self._inode:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path)
 

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 def numbers_of(key: StreamKey, names: Sequence[str], rows: Rows) -> Iterator[tuple[dict[str, float], int]]:
-    """The numbers about some recorded steps.
-
-    Args:
-        key: the stream.
-        names: its tensors, by column.
-        rows: what was committed.
+    """The numbers about some recorded steps of a stream that has tensors of these names, by column.
 
     Yields:
         numbers and their step, nothing for second moments: ``loss``, ``lr``, ``clip_norm``; ``norm``, of the whole

@@ -104,11 +104,8 @@ def belongs_to(path: Path, run: str) -> bool:
 def settle(path: Path, run: str, status: Literal["complete", "interrupted"] | None = None) -> None:
     """Finish the root once all processes have finished their parts; does nothing for another run's trace.
 
-    Args:
-        path: the trace.
-        run: see :func:`join_trace`.
-        status: the end of the run as a whole, from the process that started all others: the run is over, whatever
-            the parts say.
+    ``status`` is the end of the run as a whole, from the process that started all others: the run is over, whatever the
+    parts say.
 
     Raises:
         TraceError: the files cannot be read or written.

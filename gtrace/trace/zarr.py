@@ -407,12 +407,9 @@ class _ZarrStream(Stream):
 
 
 def open_zarr(path: Path | str, tolerate: Tolerate = refuse, files: Files = LOCAL) -> TraceSource:
-    """A Zarr trace; it keeps no files open.
+    """A Zarr trace in a folder or at an address; it keeps no files open.
 
-    Args:
-        path: its folder, or its address.
-        tolerate: called with damage to parts of it; by default it raises.
-        files: how its files are read.
+    ``tolerate`` is called with damage to parts of it; by default it raises. ``files`` reads its files.
 
     Raises:
         TraceError: it is not a trace, or it is damaged in a way that is not tolerated.

@@ -103,9 +103,6 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
     Args:
         files: all files and Zarr stores that will be read.
         readers: suffix -> ``module:class`` of what reads such a file, see :mod:`gtrace.trace.foreign`.
-
-    Attributes:
-        pid: number of the child process.
     """
 
     def __init__(self, files: Collection[Path], readers: Mapping[str, str]) -> None:
@@ -118,7 +115,7 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
             # PR_SET_PDEATHSIG: if this process is killed, the kernel ends the child, whatever it is doing.
             start = f"import ctypes; ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}); {start}"
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", start],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -126,7 +123,6 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
                 # One thread: Landlock binds the thread that asks for it, and those that it starts.
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
-        self.pid = self._process.pid
         places = sorted({os.path.realpath(path) for path in files})
         # torch may take long to load from a slow disk.
         self.ask("reading files", 60, readers=dict(readers), places=places)
@@ -145,7 +141,7 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
     def release(self, file: GuardedFile) -> None:
         """Close a file."""
         self._held -= file.stored
-        if self._process.poll() is None:
+        if self.process.poll() is None:
             self.ask(file.where, SECONDS, close=str(file.path))
 
     def ask(self, where: str, seconds: float, *descriptors: int, needs: int | None = None, **request: Any) -> Any:
@@ -158,8 +154,8 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
             answer = _receive(self._channel)[0]
         except (OSError, EOFError, ValueError) as error:
             late = isinstance(error, TimeoutError)
-            self._process.kill()
-            code = self._process.wait()
+            self.process.kill()
+            code = self.process.wait()
             why = f"reading it ended its process (code {code})"
             if late or code == -signal.SIGXCPU:
                 unit = "seconds" if late else "seconds of processor time"
@@ -173,8 +169,8 @@ class Guard(contextlib.AbstractContextManager["Guard"]):
     def __exit__(self, *args: object) -> None:
         # Closing the channel ends an idle child; a busy one is killed.
         self._channel.close()
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
 
 class GuardedFile(contextlib.AbstractContextManager["GuardedFile"]):

@@ -203,19 +203,15 @@ def place_by_name(files: Sequence[SourceFile], *, step_axis: bool) -> tuple[list
     if step_axis:
         return [_named(file, None, file.parts[:-1]) for file in files], "none"
     names = [[_SHARD.sub("", part) for part in file.parts] for file in files]
-    tops = [
-        number if len(file.parts) > 1 else None
-        for file, number in zip(files, _last_numbers(name[0] for name in names), strict=True)
-    ]
+    tops = _last_numbers(folder[0] if folder else "" for *folder, _ in names)
     ends = _last_numbers("" if file.suffix == SINGLE else name[-1] for file, name in zip(files, names, strict=True))
     if None not in tops:
         if any(end not in (None, top) for top, end in zip(tops, ends, strict=True)):
             raise _ambiguous(files[0], "numbers in folders and in file names")
         return [_named(file, top, file.parts[1:-1]) for file, top in zip(files, tops, strict=True)], "folders"
-    if any(file.suffix == SINGLE for file in files):
-        first = next(file for file in files if file.suffix == SINGLE)
+    if (single := next((file for file in files if file.suffix == SINGLE), None)) is not None:
         raise UsageError(
-            f"{printable(first.inside)}: its step is unknown; pass --step-axis if the first axis counts steps, "
+            f"{printable(single.inside)}: its step is unknown; pass --step-axis if the first axis counts steps, "
             "or --pattern, e.g. '{tensor}-{step}.npy', or '{tensor}.npy' for a single step"
         )
     if None not in ends:

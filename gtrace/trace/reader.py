@@ -447,15 +447,9 @@ class Trace(Tabular, AbstractContextManager["Trace"]):
         """
         stream, spec = self._find(name, where)
         there = stream.statistic("present")[:, spec.index] != 0
-        out: dict[str, NDArray[Any]] = {"step": stream.steps[there]}
-        for statistic in STATISTICS:
-            if statistic != "present":
-                out[statistic] = stream.statistic(statistic)[there, spec.index]
-        for extra in EXTRAS:
-            table = stream.optional(extra)
-            if table is not None:
-                out[extra] = table[there, spec.index]
-        return out | stream.lengths(spec, there)
+        names = [name for name in (*STATISTICS, *filter(stream.has, EXTRAS)) if name != "present"]
+        found = {name: stream.statistic(name)[there, spec.index] for name in names}
+        return {"step": stream.steps[there], **found, **stream.lengths(spec, there)}
 
     def frame_columns(self) -> dict[str, NDArray[Any]]:
         """A row for each tensor and step, from the table of contents: where, loss, learning rate, elements, norm."""

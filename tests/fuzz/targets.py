@@ -210,7 +210,7 @@ def _foreign(path: Path) -> None:
             for entry in file.entries:
                 file.read(entry)
     except TraceError:
-        if not Path(f"/proc/{guard.pid}").exists():
+        if not Path(f"/proc/{guard.process.pid}").exists():
             _guard.cache_clear()
         raise
 

@@ -169,7 +169,7 @@ def guard(tmp_path_factory):
         guard.folder = folder
         with guard.open(array(folder / "first.zarr"), ".zarr") as file:
             file.read(file.entries[0])
-        guard.before = resident(guard.pid)
+        guard.before = resident(guard.process.pid)
         yield guard
 
 
@@ -189,7 +189,7 @@ def test_hostile_files_are_refused_in_one_line(name, guard):
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     # What the files declare is small or refused.
-    assert resident(guard.pid) - guard.before < MEMORY
+    assert resident(guard.process.pid) - guard.before < MEMORY
     assert time.monotonic() - start < SECONDS
     assert not Path("owned").exists()
 
@@ -228,12 +228,12 @@ def test_a_child_that_does_not_answer_is_ended(tmp_path, monkeypatch):
     with Guard([path], READERS) as guard:
         monkeypatch.setattr("gtrace.trace.guard.SECONDS", 0.1)
         monkeypatch.setattr("gtrace.trace.guard.WAIT", 3.0)
-        os.kill(guard.pid, signal.SIGSTOP)
+        os.kill(guard.process.pid, signal.SIGSTOP)
         with pytest.raises(TraceError, match=r"w\.npy: takes more than 0\.3 seconds to read"):
             guard.open(path, ".npy")
     monkeypatch.undo()
     with Guard([path], READERS) as guard:
-        os.kill(guard.pid, signal.SIGKILL)
+        os.kill(guard.process.pid, signal.SIGKILL)
         with pytest.raises(TraceError, match=r"w\.npy: reading it ended its process \(code -9\)"):
             guard.open(path, ".npy")
 
@@ -248,8 +248,8 @@ from gtrace.trace.foreign import READERS
 from gtrace.trace.guard import Guard
 
 guard = Guard([Path(sys.argv[1])], READERS)
-os.kill(guard.pid, signal.SIGSTOP)
-print(guard.pid, flush=True)
+os.kill(guard.process.pid, signal.SIGSTOP)
+print(guard.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     command = [sys.executable, "-c", program, str(path)]

@@ -340,7 +340,7 @@ def live(path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     ends, before = [], (os._exit, signal.getsignal(signal.SIGTERM))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(session, "before_shutdown", ends.append)
+    monkeypatch.setattr(session.processes, "before_shutdown", ends.append)
 
     def run(path=path, count=2, **settings):
         session.start({"path": str(path), "run": "word", "settings": settings, "attrs": {"argv": ["x"]}})

@@ -116,7 +116,7 @@ def test_hostile_files_are_refused_in_one_line(name, guard):
     assert "\n" not in str(caught.value)
     assert os.listdir(guard.folder) == ["1.pt"]
     # What torch takes with its libraries, and 256 MB.
-    status = Path(f"/proc/{guard.pid}/status").read_text()
+    status = Path(f"/proc/{guard.process.pid}/status").read_text()
     assert int(status.split("VmHWM:")[1].split()[0]) < 700_000
 
 

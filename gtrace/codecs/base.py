@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.coding.envelope import ENVELOPE_BYTES
+from gtrace.coding.envelope import ENVELOPE_BYTES, sealed_size
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.types import Expectation, State, SummarySpec
@@ -114,29 +114,28 @@ class CodedBits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedPart:
-    """An encoded part of a tensor. The sum of all parts gives the length of the tensor's payload.
+    """A part of a tensor as it arrives. The sum of all parts gives the length of the tensor's payload.
 
     Attributes:
-        payload: the part encoded as a tensor, input of ``decode``.
-        head: bits of it that the whole payload also holds: norms, scales, exact values.
+        values: float32[n], as decoded; none in a sum.
+        head: bits of norms, scales and exact values in the payload.
         coded: bits of its symbols.
         tallies: int64[m], number of occurrences of each symbol; None for a codec without symbols.
-        values: float32[n], as decoded; None if they are to be decoded from the payload.
         lengths: of all symbols of the tensor, from its first part; None if the parts' add up.
     """
 
-    payload: bytes
-    head: int
+    values: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    head: int = 0
     coded: int = 0
     tallies: NDArray[np.int64] | None = None
-    values: NDArray[np.float32] | None = None
     lengths: Measured | None = None
 
     def __add__(self, other: EncodedPart) -> EncodedPart:
         tallies = self.tallies
         if tallies is not None and other.tallies is not None:
             tallies = tallies + other.tallies
-        return EncodedPart(b"", self.head + other.head, self.coded + other.coded, tallies, lengths=self.lengths)
+        head, coded = self.head + other.head, self.coded + other.coded
+        return EncodedPart(head=head, coded=coded, tallies=tallies, lengths=self.lengths)
 
 
 class Simulated(NamedTuple):
@@ -372,16 +371,14 @@ class Codec(ABC):
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """The decoded payload of :meth:`encode` and its length, for callers that never send it.
 
-        Many codecs compute this without building the payload; values and length are the same.
+        Values and length are the same, from :meth:`encode_part` of the whole tensor.
 
         Raises:
             UsageError: wrong size or non-finite values.
         """
-        payload = self.encode(state, values, key)
-        # A payload without symbols has the same length with every coder.
-        bits = 8.0 * (len(payload) - ENVELOPE_BYTES) / max(1, state.size)
-        decoded = self.decode(self.shared(state), payload, state.size)
-        return Simulated(decoded, len(payload), CodedBits(bits, bits, bits))
+        whole = self.encode_part(state, values, key, 0)
+        body, coded = self.measured(whole, state.size)
+        return Simulated(whole.values, sealed_size(body, state.size), coded)
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
         """The messages of a worker with a :attr:`linear` codec, round by round, while all others do the same.
@@ -445,22 +442,26 @@ class Codec(ABC):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """Encode some consecutive values of a tensor, each with the same result as in the whole tensor.
 
-        The parts decode to the same values as the payload of the whole, and :meth:`measured` gives the
-        length of that payload without building it.
+        The values are those that the payload of the whole decodes to, and :meth:`measured` gives the length of that
+        payload. Many codecs compute both without building it.
 
         Args:
-            state: from :meth:`prepare`, with the part's size and what is remembered of its values.
+            state: from :meth:`prepare`, with the part's size and what is remembered of its values; or, for a part that
+                is the whole tensor, as for ``encode``.
             values: the part, in the form that ``encode`` takes.
             key: the key of the whole tensor.
             start: number of values of the tensor before the part, a multiple of ``part_multiple``.
 
         Raises:
-            UsageError: ``part_multiple`` is None.
+            UsageError: wrong size or non-finite values.
         """
-        raise UsageError(f"{self}: needs all values at once")
+        payload = self.encode(state, values, key)
+        decoded = self.decode(self.shared(state), payload, state.size)
+        return EncodedPart(decoded, coded=8 * (len(payload) - ENVELOPE_BYTES))
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes of the whole payload's body, and its bits per value under each coder, from the sum of all parts."""
+        # A payload without symbols has the same length with every coder.
         body = whole.head // 8 + -(-whole.coded // 8)
         bits = 8.0 * body / max(1, size)
         return body, CodedBits(bits, bits, bits)

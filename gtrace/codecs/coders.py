@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gtrace.codecs.base import Measured, coder_parameter, parameter
+from gtrace.codecs.base import EncodedPart, Measured, coder_parameter, parameter
 from gtrace.codecs.grids import symbols_of
 from gtrace.codecs.parts import Coder
 from gtrace.coding.elias import EliasCode, EliasKind
@@ -157,17 +157,11 @@ class SharedCode(Coder):
             return int(tallies @ lengths.astype(np.int64))
         return int(tallies.sum()) * width_for(tallies.size)
 
-    def count(
-        self, symbols: NDArray[np.uint16], size: int, grid: LevelGrid, state: State
-    ) -> tuple[int, NDArray[np.int64]]:
-        tallies = tally(symbols, grid.alphabet(state))
-        return self.bits(state, tallies), tallies
-
-    def lengths(self, coded: int, tallies: NDArray[np.int64] | None) -> Measured:
+    def lengths(self, whole: EncodedPart) -> Measured:
         """Lengths for these counts; fixed width is sent if a Huffman code made for other data is longer."""
-        assert tallies is not None
-        block = CodedBlock.of(tallies)
-        sent = min(coded, block.fixed) if self.coder == "huffman" else coded
+        assert whole.tallies is not None
+        block = CodedBlock.of(whole.tallies)
+        sent = min(whole.coded, block.fixed) if self.coder == "huffman" else whole.coded
         return Measured(sent, block.fixed, block.entropy, block.huffman)
 
     def expected_bits(self, state: State, probabilities: NDArray[np.float64]) -> float:
@@ -199,14 +193,12 @@ class OwnCode(Coder):
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         return decode_block(data, size, grid.alphabet(state), coded=bool(flags))
 
-    def count(
-        self, symbols: NDArray[np.uint16], size: int, grid: FixedGrid, state: State
-    ) -> tuple[int, NDArray[np.int64]]:
-        return 0, tally(symbols, grid.alphabet(state))
+    def count(self, symbols: NDArray[np.uint16], size: int, grid: FixedGrid, state: State) -> EncodedPart:
+        return EncodedPart(tallies=tally(symbols, grid.alphabet(state)))
 
-    def lengths(self, coded: int, tallies: NDArray[np.int64] | None) -> Measured:
-        assert tallies is not None
-        block = CodedBlock.of(tallies, coder=self.coder)
+    def lengths(self, whole: EncodedPart) -> Measured:
+        assert whole.tallies is not None
+        block = CodedBlock.of(whole.tallies, coder=self.coder)
         return Measured(8.0 * block.size, block.fixed, block.entropy, block.huffman)
 
 
@@ -227,8 +219,8 @@ class Plain(Coder):
             raise PayloadError(f"payload body has {len(data)} bytes; expected {wanted}")
         return np.frombuffer(data, self.layout).astype(np.dtype(self.layout).newbyteorder("="))
 
-    def count(self, symbols: NDArray[Any], size: int, grid: FixedGrid, state: State) -> tuple[int, None]:
-        return 8 * size * np.dtype(self.layout).itemsize, None
+    def count(self, symbols: NDArray[Any], size: int, grid: FixedGrid, state: State) -> EncodedPart:
+        return EncodedPart(coded=8 * size * np.dtype(self.layout).itemsize)
 
 
 @dataclass(frozen=True)
@@ -248,5 +240,5 @@ class Bit(Coder):
             raise PayloadError("padding after the last sign is not zero")
         return bits
 
-    def count(self, symbols: NDArray[np.uint8], size: int, grid: FixedGrid, state: State) -> tuple[int, None]:
-        return size if symbols.size else 0, None
+    def count(self, symbols: NDArray[np.uint8], size: int, grid: FixedGrid, state: State) -> EncodedPart:
+        return EncodedPart(coded=size if symbols.size else 0)

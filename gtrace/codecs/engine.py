@@ -19,8 +19,6 @@ from gtrace.buckets import TensorSums
 from gtrace.codecs.base import (
     Codec,
     CodedBits,
-    EncodedPart,
-    Simulated,
     check_summary,
     checked_values,
     parameter_fields,
@@ -29,7 +27,7 @@ from gtrace.codecs.base import (
 from gtrace.codecs.grids import LevelGrid
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
-from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
+from gtrace.coding.envelope import open_envelope, seal
 from gtrace.errors import PayloadError
 from gtrace.types import Expectation, State, SummarySpec
 
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from gtrace.codecs.base import Pieces
+    from gtrace.codecs.base import EncodedPart, Pieces
     from gtrace.codecs.parts import Opened, Values
     from gtrace.sketch import MomentSketch
 
@@ -157,15 +155,6 @@ class Composed(Codec):
         found = self._open(shared, body, flags, size)
         return self.parts.rounding.read(self.parts, found, flags & ~self.parts.grid.mark)
 
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """Same result as ``encode`` and ``decode``, without bytes if the coder can count them."""
-        parts = self.parts
-        v = parts.scale.cut(parts.memory.given(state.arrays, self._values(state, values)), state, late=True)
-        decoded, found = parts.rounding.simulate(parts, state, v, key)
-        head = len(parts.scale.pack(v.scales)) + 4 * v.tail.size
-        size = ENVELOPE_BYTES + head + -(-int(found.sent) // 8)
-        return Simulated(decoded, size, CodedBits.of(found, 8 * head, state.size))
-
     def _open(self, shared: bytes, body: memoryview, flags: int, size: int) -> Opened:
         parts = self.parts
         if flags & parts.grid.mark != parts.grid.mark:
@@ -218,22 +207,20 @@ class Composed(Codec):
         return self.parts.rounding.prepare(self.parts, state, given, key)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """Encode the part as ``encode`` does; a scale of the whole tensor counts with the first part."""
+        """Round the part as ``encode`` does; a scale of the whole tensor counts with the first part."""
         parts = self.parts
         found = parts.rounding.part(state, start)
         if found is not None:
             return found
         v = parts.scale.cut(parts.memory.given(state.arrays, self._values(state, values)), state, late=True)
-        symbols = parts.rounding.symbols(parts.grid, state, v, key, start)
-        coded, tallies = parts.coder.count(symbols, v.x.size, parts.grid, state)
+        part = parts.rounding.simulate(parts, state, v, key, start)
         known = start and "scale" in state.arrays
         head = 0 if known else 8 * (len(parts.scale.pack(v.scales)) + 4 * v.tail.size)
-        payload = self.seal(state, v.scales, v.tail, *parts.coder.write(symbols, parts.grid, state))
-        return EncodedPart(payload, head, coded, tallies)
+        return dataclasses.replace(part, head=head)
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes and bits as the coder counts them for the symbols of all parts."""
-        found = whole.lengths or self.parts.coder.lengths(whole.coded, whole.tallies)
+        found = whole.lengths or self.parts.coder.lengths(whole)
         return whole.head // 8 + -(-int(found.sent) // 8), CodedBits.of(found, whole.head, size)
 
     @property

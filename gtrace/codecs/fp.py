@@ -13,7 +13,6 @@ from gtrace.codecs import block_scales as _blocks
 from gtrace.codecs.base import (
     CodedBits,
     EncodedPart,
-    Simulated,
     check_summary,
     checked_values,
     coder_parameter,
@@ -23,7 +22,6 @@ from gtrace.codecs.base import (
 )
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
-from gtrace.coding.envelope import ENVELOPE_BYTES, seal
 from gtrace.coding.fixed import fixed_size, packed_room, sign_first, sign_last
 from gtrace.coding.huffman import CodedBlock, decode_block, tally
 from gtrace.errors import PayloadError, UsageError
@@ -302,16 +300,12 @@ class Fp(Composed):
             form.pack_blocks(x, block, factors, room[len(head) :])
             return room[: len(head) + fixed_size(x.size, form.bits)].data, 0
         head, _, _, codes = self._rounded(state, x, key, 0)
-        body, flags, _ = self._body(state, head, codes)
-        return body, flags
-
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """Same result as :meth:`encode` and :meth:`decode`; the payload's length comes from the counts of codes."""
-        head, block, scales, codes = self._rounded(state, values, key, 0)
-        form = self.format_of(state)
-        whole = EncodedPart(b"", 8 * len(head), 0, _signed_tally(codes, form.bits))
-        body, coded = self.measured(whole, codes.size)
-        return Simulated(form.decode_blocks(codes, block, scales), ENVELOPE_BYTES + body, coded)
+        bits = self.format_of(state).bits
+        found = CodedBlock.signed(_signed_tally(codes, bits), coder=self.coder)
+        if found.lengths is None:
+            return head + found.encode(codes), 0
+        # In a Huffman code signs come after magnitudes.
+        return head + found.encode(sign_last(codes, bits)), _CODED
 
     @property
     def part_multiple(self) -> int | None:
@@ -322,11 +316,12 @@ class Fp(Composed):
         return None if self.scale == "e4m3" else self.block or 1
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """Encode the part as :meth:`encode` does; one scale for all counts with the first part."""
-        head, _, _, codes = self._rounded(state, values, key, start)
-        body, flags, tallies = self._body(state, head, codes)
-        payload = seal(body, codec=self.name, size=codes.size, shared=self.shared(state), flags=flags)
-        return EncodedPart(payload, 0 if start and self.block is None else 8 * len(head), 0, tallies)
+        """Round the part as :meth:`encode` does; one scale for all counts with the first part."""
+        head, block, scales, codes = self._rounded(state, values, key, start)
+        form = self.format_of(state)
+        bits = 0 if start and self.block is None else 8 * len(head)
+        decoded = form.decode_blocks(codes, block, scales)
+        return EncodedPart(decoded, bits, tallies=_signed_tally(codes, form.bits))
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """One code for all parts."""
@@ -348,14 +343,6 @@ class Fp(Composed):
         factors = _blocks.factors(self._block_scale, scales)
         codes = form.encode_blocks(x, block, factors, key if self.stochastic else None, start)
         return head, block, scales, codes
-
-    def _body(self, state: State, head: bytes, codes: NDArray[np.uint16]) -> tuple[bytes, int, NDArray[np.int64]]:
-        """Body, flags, and the count of each code; in a Huffman code signs come after magnitudes."""
-        bits = self.format_of(state).bits
-        tallies = _signed_tally(codes, bits)
-        block = CodedBlock.signed(tallies, coder=self.coder)
-        flags = 0 if block.lengths is None else _CODED
-        return head + block.encode(sign_last(codes, bits) if flags else codes), flags, tallies
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 
-from gtrace.codecs.base import check_finite, parameter
+from gtrace.codecs.base import EncodedPart, check_finite, parameter
 from gtrace.codecs.parts import Grid, Rounding
 from gtrace.coding.fixed import check_symbol, checked_fixed, fixed_size, packed_room, width_for
 from gtrace.coding.huffman import MAX_LENGTH
@@ -25,7 +25,6 @@ from gtrace.types import Expectation, State, SummarySpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.codecs.base import Measured
     from gtrace.codecs.parts import Opened, Parts, Scaled, Values
     from gtrace.codecs.scales import BucketNorm
     from gtrace.sketch import MomentSketch
@@ -113,14 +112,14 @@ class Rule:
         self.quantize(v, key, 0, SymbolSink(_rounding.PACKED, width=width, packed=out))
         return out[: fixed_size(v.x.size, width)].tobytes()
 
-    def simulate(self, v: Scaled, key: tuple[int, int], values: Values, out: Values) -> NDArray[np.int64]:
+    def simulate(self, v: Scaled, key: tuple[int, int], start: int, values: Values, out: Values) -> NDArray[np.int64]:
         """Decode :meth:`symbols` to ``values`` times the scale, into ``out``, float32[n].
 
         Returns:
             count of each symbol, int64[m].
         """
         tallies = np.zeros((TALLIES, values.size), np.int64)
-        self.quantize(v, key, 0, SymbolSink(_rounding.VALUES, values=values, decoded=out, tallies=tallies))
+        self.quantize(v, key, start, SymbolSink(_rounding.VALUES, values=values, decoded=out, tallies=tallies))
         found: NDArray[np.int64] = tallies.sum(axis=0)
         return found
 
@@ -167,15 +166,15 @@ class Stochastic(Rounding):
             check_symbol(values.size, values.size)
         return out
 
-    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[Values, Measured]:
+    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> EncodedPart:
         """The kernel decodes and counts symbols while it makes them."""
         grid, coder = _of(parts)
         values = grid.signed_values(state)
         out = np.empty(v.x.size + v.tail.size, np.float32)
         out[v.x.size :] = v.tail
         rounded = out[: v.x.size]
-        tallies = grid.rule(state).simulate(v, key, values, rounded)
-        return out, coder.lengths(coder.bits(state, tallies), tallies)
+        tallies = grid.rule(state).simulate(v, key, start, values, rounded)
+        return EncodedPart(out, coded=coder.bits(state, tallies), tallies=tallies)
 
 
 def _of(parts: Parts) -> tuple[LevelGrid, Any]:

@@ -35,7 +35,9 @@ _ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "s
 
 def draws_together(item: Codec) -> bool:
     """Whether a sweep draws a codec with others: levels, stochastic rounding, a shared code, and no memory."""
-    if not isinstance(item, Composed) or level_grid(item) is None or type(item).simulate is not Composed.simulate:
+    if not isinstance(item, Composed) or level_grid(item) is None:
+        return False
+    if (type(item).simulate, type(item).encode_part) != (Composed.simulate, Composed.encode_part):
         return False
     parts = item.parts
     return type(parts.rounding) is Stochastic and isinstance(parts.coder, SharedCode) and not parts.memory.keeps

@@ -94,14 +94,12 @@ class SentPiece(NamedTuple):
     Attributes:
         state: with which it was encoded.
         values: float32[n], the exact values.
-        part: what was encoded.
-        decoded: float32[n], what arrived.
+        part: what arrived of them.
     """
 
     state: State
     values: NDArray[np.float32]
     part: EncodedPart
-    decoded: NDArray[np.float32]
 
 
 class PieceArrays:
@@ -295,14 +293,13 @@ class Sender:
         """Encode a step piece by piece, each a multiple of the codec's ``part_multiple``; the last one settles it."""
         prepared = self.codec.prepare(self.state, lambda: self.pieces(values()), key)
         news, known = (changed(before, prepared.arrays) for before in (self.state.arrays, self._start))
-        shared, kept, start = self.codec.shared(self.state), PieceArrays(), 0
+        kept, start = PieceArrays(), 0
         for state, x in self.pieces(values()):
             state = state.with_arrays(**news)
             part = self.codec.encode_part(state, x, key, start)
-            decoded = arrived(self.codec, state, shared, part)
-            after = self.codec.update(state, x, decoded).arrays
+            after = self.codec.update(state, x, part.values).arrays
             kept.add({name: array for name, array in after.items() if name not in known})
-            yield SentPiece(state, x, part, decoded)
+            yield SentPiece(state, x, part)
             start += x.size
         self.state, self._kept = self.codec.settled(self.state, prepared), kept
 
@@ -343,11 +340,6 @@ def on_host(values: Any) -> NDArray[np.float32]:
 def changed(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The arrays of a state that are new."""
     return {name: array for name, array in after.items() if before.get(name) is not array}
-
-
-def arrived(codec: Codec, state: State, shared: bytes, part: EncodedPart) -> NDArray[np.float32]:
-    """The values of a part of a tensor."""
-    return codec.receive(state, shared, part.payload)[0] if part.values is None else part.values
 
 
 def fit_spec(codec: Codec) -> SummarySpec | None:

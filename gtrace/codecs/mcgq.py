@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.codecs.base import Codec, CodedBits, EncodedPart, Simulated, checked_values, parameter
+from gtrace.codecs.base import Codec, EncodedPart, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import Accumulated
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
 from gtrace.coding.elias import ELIAS, EliasCode, as_integers
-from gtrace.coding.envelope import ENVELOPE_BYTES, sealed_size
 from gtrace.coding.runlength import HEADER_BITS, measure_pieces, measure_runs, read_runs, read_widths, write_runs
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import compare as _compare
@@ -25,7 +24,7 @@ from gtrace.kernels import mcgq as _mcgq
 from gtrace.kernels.norms import FLOAT32_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -329,7 +328,7 @@ class Mcgq(Composed):
             before.append(starts[:: _mcgq.BLOCK // _mcgq.CHAIN].copy())
         samples = np.array(self._samples(state, total, top))
         state = state.with_arrays(sums=np.concatenate([*before, [total]]), samples=samples)
-        start, bits = 0, 8 * _NORM_BYTES * self.with_norm
+        start = 0
 
         def counted() -> Iterator[NDArray[np.int64]]:
             nonlocal start
@@ -337,11 +336,7 @@ class Mcgq(Composed):
                 yield self._part(state, x, key, start)
                 start += x.size
 
-        if self.coder == "runlength":
-            bits += HEADER_BITS + measure_pieces(counted()).bits
-        else:
-            bits += sum(EliasCode(self.coder).bits(q) for q in counted())
-        return state.with_arrays(bits=np.array(bits))
+        return state.with_arrays(bits=np.array(self._bits(counted())))
 
     def _part(self, state: State, x: Values, key: tuple[int, int], start: int) -> NDArray[np.int64]:
         """The counts of a part, from :meth:`prepare`'s state."""
@@ -351,10 +346,21 @@ class Mcgq(Composed):
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The values of the part; all bits count with the first part."""
-        q = self._part(state, checked_values(state, values), key, start)
-        norm = float(np.float32(min(state.arrays["sums"][-1], FLOAT32_MAX))) if self.with_norm else None
-        decoded = _restored(q, norm, float(state.arrays["samples"]))
-        return EncodedPart(b"", 0, 0 if start else int(state.arrays["bits"]), values=decoded)
+        x = checked_values(state, values)
+        if "sums" in state.arrays:
+            q, norm = self._part(state, x, key, start), min(state.arrays["sums"][-1], FLOAT32_MAX)
+            samples, bits = float(state.arrays["samples"]), 0 if start else int(state.arrays["bits"])
+        else:
+            q, norm = self._sampled(state, x, key)
+            samples, bits = None, self._bits([q])
+        return EncodedPart(_restored(q, float(np.float32(norm)) if self.with_norm else None, samples), coded=bits)
+
+    def _bits(self, pieces: Iterable[NDArray[np.int64]]) -> int:
+        """Bits of the payload of counts that come in pieces."""
+        norm = 8 * _NORM_BYTES * self.with_norm
+        if self.coder == "runlength":
+            return norm + HEADER_BITS + measure_pieces(pieces).bits
+        return norm + sum(EliasCode(self.coder).bits(q) for q in pieces)
 
     measured = Codec.measured
 
@@ -366,19 +372,6 @@ class Mcgq(Composed):
             return _restored(*decode_counts(body, size, self.with_norm))
         q = EliasCode(self.coder).decode(body[_NORM_BYTES * self.with_norm :], size)
         return _restored(q, _read_norm(body, "<f") if self.with_norm else None)
-
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """Same result as :meth:`encode` and :meth:`decode`; the payload's length follows from the counts."""
-        q, norm = self._sampled(state, checked_values(state, values), key)
-        sent = None if norm is None else float(np.float32(norm))
-        bits = (
-            payload_bits(q, self.with_norm)
-            if self.coder == "runlength"
-            else 8 * _NORM_BYTES * self.with_norm + EliasCode(self.coder).bits(q)
-        )
-        size = sealed_size(-(-bits // 8), state.size)
-        rate = 8.0 * (size - ENVELOPE_BYTES) / max(1, state.size)
-        return Simulated(_restored(q, sent), size, CodedBits(rate, rate, rate))
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Accumulate and clear what arrived; move the amount against the change of the distance."""

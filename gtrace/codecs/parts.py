@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from gtrace.codecs.base import Measured, parameter_fields
+from gtrace.codecs.base import EncodedPart, Measured, parameter_fields
 from gtrace.coding.fixed import read_floats
 from gtrace.errors import PayloadError
 from gtrace.kernels.norms import GIVEN
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.buckets import TensorSums
-    from gtrace.codecs.base import EncodedPart, Pieces
+    from gtrace.codecs.base import Pieces
     from gtrace.sketch import MomentSketch
     from gtrace.types import Expectation, State, SummarySpec
 
@@ -329,18 +329,14 @@ class Coder(Word):
         """
         raise NotImplementedError
 
-    def count(self, symbols: Any, size: int, grid: Any, state: State) -> tuple[int, NDArray[np.int64] | None]:
-        """Bits of the symbols of ``size`` values, and the count of each, if lengths depend on it."""
-        return 8 * len(self.write(symbols, grid, state)[0]), None
+    def count(self, symbols: Any, size: int, grid: Any, state: State) -> EncodedPart:
+        """The symbols of ``size`` values, without those: their bits and the count of each, or what lengths follow."""
+        return EncodedPart(coded=8 * len(self.write(symbols, grid, state)[0]))
 
-    def lengths(self, coded: int, tallies: NDArray[np.int64] | None) -> Measured:
-        """Length of symbols with this result of :meth:`count`; without tallies the same with every coder."""
-        bits = 8.0 * -(-coded // 8)
+    def lengths(self, whole: EncodedPart) -> Measured:
+        """Length of the symbols of all parts; without tallies the same with every coder."""
+        bits = 8.0 * -(-whole.coded // 8)
         return Measured(bits, bits, bits, bits)
-
-    def measure(self, symbols: Any, size: int, grid: Any, state: State) -> Measured:
-        """Length of the symbols of ``size`` values."""
-        return self.lengths(*self.count(symbols, size, grid, state))
 
 
 @dataclass(frozen=True)
@@ -370,11 +366,11 @@ class Rounding(Word):
         symbols = parts.coder.read(found.coded, flags, found.size, parts.grid, found.state)
         return cast("FixedGrid", parts.grid).values(symbols, found.scales, found.bucket, found.size)
 
-    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[Values, Measured]:
-        """The result of :meth:`read` after :meth:`write`, and the length of the symbols."""
-        symbols = self.symbols(parts.grid, state, v, key)
+    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> EncodedPart:
+        """The result of :meth:`read` after :meth:`write`, and what the symbols take; value ``start`` is the first."""
+        symbols = self.symbols(parts.grid, state, v, key, start)
         decoded = cast("FixedGrid", parts.grid).values(symbols, v.scales, v.bucket, v.x.size)
-        return decoded, parts.coder.measure(symbols, v.x.size, parts.grid, state)
+        return dataclasses.replace(parts.coder.count(symbols, v.x.size, parts.grid, state), values=decoded)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class PluginCodec(Composed):
     lock: ClassVar[threading.Lock]
     draws: ClassVar[bool]
 
-    simulate = Codec.simulate
+    encode_part = Codec.encode_part
 
     def call(self, what: Callable[..., Any], *arguments: Any) -> Any:
         """Call the plugin's code.

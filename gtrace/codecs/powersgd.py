@@ -124,7 +124,6 @@ class PowerSgd(Composed):
         p, q = sent[: rows * self.rank], sent[rows * self.rank :]
         return _product(_orthonormal(p.reshape(rows, -1)), q.reshape(columns, -1), size)
 
-    simulate = Codec.simulate
     part_multiple = 1
 
     def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
@@ -143,11 +142,13 @@ class PowerSgd(Composed):
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The part of the product; the factors count with the first part."""
+        if "p" not in state.arrays:
+            return Codec.encode_part(self, state, values, key, start)
         x, p = checked_values(state, values), state.arrays["p"]
         if not p.size:
-            return EncodedPart(b"", 0, 32 * x.size, values=x)
+            return EncodedPart(x, coded=32 * x.size)
         q = state.arrays["right"]
-        return EncodedPart(b"", 0, 0 if start else 32 * (p.size + q.size), values=_product(p, q, x.size, start))
+        return EncodedPart(_product(p, q, x.size, start), coded=0 if start else 32 * (p.size + q.size))
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """A single worker's memory: the residual, and Q as the next start."""

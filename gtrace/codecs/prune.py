@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.buckets import MANTISSA
-from gtrace.codecs.base import CodedBits, EncodedPart, Simulated, check_summary, checked_values, parameter
+from gtrace.codecs.base import CodedBits, EncodedPart, check_summary, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
-from gtrace.coding.envelope import ENVELOPE_BYTES, seal
 from gtrace.coding.fixed import finite
 from gtrace.coding.huffman import CodedBlock, Floats, decode_block, decode_floats, expected_floats, tally
 from gtrace.coding.sparse import PrefixCode
@@ -93,15 +92,14 @@ class _PruningCodec(Composed):
     def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """Alpha (float32), then the prefix code of the pruned values, or symbols and exact values separately."""
         alpha = _alpha(state)
-        body, flags, _, _ = self._body(alpha, self.prune(x, alpha, key, 0))
-        return body, flags
-
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """Same result as :meth:`encode` and :meth:`decode`; the payload's length comes from the counts of symbols."""
-        alpha, pruned = self._pruned(state, values, key, 0)
-        whole = EncodedPart(b"", 8 * _ALPHA_BYTES, PrefixCode(float(alpha)).bits(pruned), _tallies(alpha, pruned)[2])
-        body, coded = self.measured(whole, pruned.size)
-        return Simulated(pruned, ENVELOPE_BYTES + body, coded)
+        pruned, head, prefix = self.prune(x, alpha, key, 0), alpha.astype("<f4").tobytes(), PrefixCode(float(alpha))
+        symbols, exact, tallies = _tallies(alpha, pruned)
+        block, _, apart = _apart(tallies)
+        if self.coder == "prefix" or apart >= -(-prefix.bits(pruned) // 8):
+            return head + prefix.encode(pruned), 0
+        coded = block.encode(symbols)
+        flags = _APART | (0 if block.lengths is None else _CODED) | (_FLOATS if exact.coded else 0)
+        return head + _LENGTH.pack(len(coded)) + coded + exact.encode(), flags
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """One code for all parts, or the prefix code if it is shorter; that is their fixed width."""
@@ -112,29 +110,11 @@ class _PruningCodec(Composed):
         return whole.head // 8 + body, _rates(whole.tallies, whole.coded, size)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """Encode the part with the tensor's threshold, which counts with the first part."""
-        alpha, pruned = self._pruned(state, values, key, start)
-        body, flags, coded, tallies = self._body(alpha, pruned)
-        payload = seal(body, codec=self.name, size=pruned.size, shared=b"", flags=flags)
-        return EncodedPart(payload, 0 if start else 8 * _ALPHA_BYTES, coded, tallies)
-
-    def _pruned(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> tuple[np.float32, Values]:
+        """Prune the part with the tensor's threshold, which counts with the first part."""
         alpha = _alpha(state)
-        return alpha, self.prune(checked_values(state, values), alpha, key, start)
-
-    def _body(self, alpha: np.float32, pruned: Values) -> tuple[bytes, int, int, NDArray[np.int64]]:
-        """Body, flags, the bits of the prefix code, and the tallies of symbols and exponents."""
-        prefix, flags = PrefixCode(float(alpha)), 0
-        symbols, exact, tallies = _tallies(alpha, pruned)
-        bits = prefix.bits(pruned)
-        block, _, apart = _apart(tallies)
-        if self.coder == "huffman" and apart < -(-bits // 8):
-            coded = block.encode(symbols)
-            body = _LENGTH.pack(len(coded)) + coded + exact.encode()
-            flags = _APART | (0 if block.lengths is None else _CODED) | (_FLOATS if exact.coded else 0)
-        else:
-            body = prefix.encode(pruned)
-        return alpha.astype("<f4").tobytes() + body, flags, bits, tallies
+        pruned = self.prune(checked_values(state, values), alpha, key, start)
+        coded, tallies = PrefixCode(float(alpha)).bits(pruned), _tallies(alpha, pruned)[2]
+        return EncodedPart(pruned, 0 if start else 8 * _ALPHA_BYTES, coded, tallies)
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         """Undo :meth:`write`."""

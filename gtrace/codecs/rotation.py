@@ -6,7 +6,7 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy as sp
@@ -16,7 +16,6 @@ from gtrace.codecs.base import (
     CodedBits,
     EncodedPart,
     Measured,
-    Simulated,
     checked_values,
     coder_parameter,
     parameter,
@@ -25,7 +24,6 @@ from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.spec import register_wrapper
 from gtrace.codecs.wrappers import Coordinates
-from gtrace.coding.envelope import ENVELOPE_BYTES
 from gtrace.coding.fixed import read_floats
 from gtrace.coding.huffman import CodedBlock, decode_block, tally
 from gtrace.errors import PayloadError, UsageError
@@ -300,13 +298,6 @@ class Eden(Composed):
             values[where] = table[decode_block(data, count, table.size, coded=bool(flags >> k & 1))]
         return self._restored(scales, lengths, values, kept, seed, size)
 
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """The same without bytes."""
-        x = checked_values(state, values)
-        whole = self._encoded(x, key[1] & 0xFFFFFFFF)
-        body, coded = self.measured(whole, x.size)
-        return Simulated(cast("Values", whole.values), ENVELOPE_BYTES + body, coded)
-
     @property
     def part_multiple(self) -> int | None:
         """Whole blocks; None below one bit, where a block's values come from a longer stretch of the tensor."""
@@ -314,16 +305,14 @@ class Eden(Composed):
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The part's blocks; the seed counts with the first part."""
-        return self._encoded(checked_values(state, values), key[1] & 0xFFFFFFFF, start)
-
-    def _encoded(self, x: Values, seed: int, start: int = 0) -> EncodedPart:
+        x, seed = checked_values(state, values), key[1] & 0xFFFFFFFF
         scales, rounded, symbols = self._rounded(x, seed, start)
         kept, _ = self._shares(x.size, seed, start)
         lengths = piece_lengths(rounded.size, self.block)
         decoded = self._restored(scales, lengths, rounded, kept, seed, x.size, start)
         head = 32 * scales.size + (0 if start else 8 * _SEED.size * len(symbols))
         tallies = np.concatenate([tally(codes, alphabet) for alphabet, codes in symbols])
-        return EncodedPart(b"", head, tallies=tallies, values=decoded)
+        return EncodedPart(decoded, head, tallies=tallies)
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes and bits of the symbols of each table in a block of their own."""

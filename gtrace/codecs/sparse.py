@@ -245,18 +245,17 @@ class ChosenValues(Nearest):
         places, out = state.arrays["chosen"], np.zeros(state.size, np.float32)
         first, last = np.searchsorted(places, (start, start + state.size))
         out[places[first:last] - start] = state.arrays["values"][first:last]
-        lengths = None if start else Measured(*state.arrays["coded"].tolist())
-        return EncodedPart(b"", 0, values=out, lengths=lengths)
+        return EncodedPart(out, lengths=None if start else Measured(*state.arrays["coded"].tolist()))
 
-    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[Values, Measured]:
+    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> EncodedPart:
         grid = cast("Largest", parts.grid)
         found, lengths = self._sent(parts, state, self.symbols(grid, state, v, key), key)
-        return grid.values(found, v.scales, 1, v.x.size), lengths
+        return EncodedPart(grid.values(found, v.scales, 1, v.x.size), lengths=lengths)
 
     def _sent(self, parts: Parts, state: State, chosen: Kept, key: tuple[int, int]) -> tuple[Kept, Measured]:
         """The choice as it arrives, and its bits."""
         if self.values is None:
-            return chosen, parts.coder.measure(chosen, chosen.size, parts.grid, state)
+            return chosen, cast("IndexValue", parts.coder).measure(chosen)
         inner, count = _values_codec(self.values), chosen.values.size
         found = inner.simulate(inner.init(count), chosen.values, key)
         head = 8 * (_INNER.size + len(cast("IndexValue", parts.coder).places(chosen)))
@@ -323,7 +322,7 @@ class IndexValue(Coder):
         positions = decode_positions(data[_LENGTH.size : end], size)
         return Kept(positions, decode_floats(data[end:], positions.size, coded=True), size)
 
-    def measure(self, symbols: Kept, size: int, grid: FixedGrid, state: State) -> Measured:
+    def measure(self, symbols: Kept) -> Measured:
         """The length; positions are sent in one way whatever codes the values."""
         places, count, block = len(self.places(symbols)), symbols.positions.size, Floats(symbols.values).block
         plain, coded = places + 4 * count, _LENGTH.size + places + Floats.size(count, block)
@@ -425,12 +424,13 @@ class SeedValue(Coder):
         count = kept(grid.ratio, size)
         return Seeded(_SEED.unpack_from(data)[0], decode_floats(data[_SEED.size :], count, coded=bool(flags)))
 
-    def measure(self, symbols: Seeded, size: int, grid: FixedGrid, state: State) -> Measured:
+    def count(self, symbols: Seeded, size: int, grid: FixedGrid, state: State) -> EncodedPart:
         """The seed and the fractions are the same with every coder."""
         found = Floats(symbols.values, coder=self.coder)
         head, block = 8 * _SEED.size + found.raw, found.block
         sent = 8 * len(self.write(symbols, grid, state)[0])
-        return Measured(sent, head + block.fixed, head + block.entropy, head + block.huffman)
+        lengths = Measured(sent, head + block.fixed, head + block.entropy, head + block.huffman)
+        return EncodedPart(lengths=lengths)
 
 
 class Signs(NamedTuple):

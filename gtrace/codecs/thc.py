@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 import scipy as sp
 
-from gtrace.codecs.base import CodedBits, Simulated, parameter
+from gtrace.codecs.base import parameter
 from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.grids import LevelGrid, Stochastic
@@ -24,6 +25,7 @@ from gtrace.types import Expectation
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.base import EncodedPart
     from gtrace.codecs.parts import Values
     from gtrace.types import Scope, State, SummarySpec
 
@@ -240,9 +242,9 @@ class Thc(Composed):
         values = super().read(shared, body[_SEED.size :], flags, size)
         return self.turned(values, _SEED.unpack_from(body)[0], back=True)
 
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """The same without bytes."""
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
+        """The whole tensor; the seed is part of the head."""
         seed = key[1] & 0xFFFFFFFF
-        found = super().simulate(state, self.turned(self._values(state, values), seed), key)
-        coded = found.coded and CodedBits(*(bits + 8 * _SEED.size / max(1, state.size) for bits in found.coded))
-        return Simulated(self.turned(found.values, seed, back=True), found.payload_bytes + _SEED.size, coded)
+        part = super().encode_part(state, self.turned(self._values(state, values), seed), key, start)
+        values = self.turned(part.values, seed, back=True)
+        return dataclasses.replace(part, values=values, head=part.head + 8 * _SEED.size)

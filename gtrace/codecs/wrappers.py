@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from gtrace.buckets import as_values
-from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values
+from gtrace.codecs.base import Codec, CodedBits, checked_values
 from gtrace.codecs.engine import assembled
 from gtrace.codecs.memory import UNITS, Accumulated, Estimate, FadingResidual, MomentumSum
 from gtrace.codecs.parts import Parts
@@ -146,8 +146,6 @@ class Wrapper(Codec):
         """The inner codec's part."""
         x, inner = self.encoded(state, values, key, start), self.inner_state(state)
         part = self.inner.encode_part(inner, x, self.inner_key(key), start)
-        if part.values is None:
-            return part
         return dataclasses.replace(part, values=self.parts.memory.received(state.arrays, part.values)[0])
 
     def settled(self, state: State, prepared: State) -> State:
@@ -161,11 +159,6 @@ class Wrapper(Codec):
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The inner payload of :meth:`given`."""
         return self.inner.encode(self.inner_state(state), self.given(state, values), key)
-
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """The inner codec's result for :meth:`given`, as a receiver's memory completes it."""
-        found = self.inner.simulate(self.inner_state(state), self.given(state, values), key)
-        return found._replace(values=self.parts.memory.received(state.arrays, found.values)[0])
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Update the inner codec and the memory."""
@@ -394,15 +387,14 @@ class Coordinates(Wrapper):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The inner codec's part, turned back."""
         part = super().encode_part(state, values, key, start)
-        found = part.values
-        if found is None:
-            found = self.inner.decode(self.shared(state), part.payload, state.size)
-        return dataclasses.replace(part, values=self.turned(found, self.number(state, key), back=True, start=start))
+        turned = self.turned(part.values, self.number(state, key), back=True, start=start)
+        return dataclasses.replace(part, values=turned)
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """As the inner codec, and the number."""
         body, coded = self.inner.measured(whole, size)
-        return body + self._head, self._numbered(coded, size)
+        head = _NUMBER.size if self.sends_number else 0
+        return body + head, CodedBits(*(bits + 8 * head / max(1, size) for bits in coded))
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The number if it is sent, then the inner body."""
@@ -422,21 +414,6 @@ class Coordinates(Wrapper):
             (number,), head = _NUMBER.unpack_from(body), _NUMBER.size
         inner = seal(bytes(body[head:]), codec=self.inner.wire_name, size=size, shared=shared, flags=flags)
         return self.turned(self.inner.decode(shared, inner, size), number, back=True)
-
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """The inner codec's result in these coordinates, turned back."""
-        x, number = checked_values(state, values), self.number(state, key)
-        found = self.inner.simulate(self.inner_state(state), self.turned(x, number), self.inner_key(key))
-        coded = found.coded and self._numbered(found.coded, x.size)
-        return Simulated(self.turned(found.values, number, back=True), found.payload_bytes + self._head, coded)
-
-    @property
-    def _head(self) -> int:
-        """Bytes of the number in a payload."""
-        return _NUMBER.size if self.sends_number else 0
-
-    def _numbered(self, coded: CodedBits, size: int) -> CodedBits:
-        return CodedBits(*(bits + 8 * self._head / max(1, size) for bits in coded))
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """Update the inner codec, in its own coordinates."""

@@ -292,7 +292,7 @@ class Fits:
             total = None
             if lost is not None:
                 total = np.zeros(sent.values.size) if first == index or before is None else next(before)["lost"]
-                add_error(sent.values, sent.decoded, total)
+                add_error(sent.values, sent.part.values, total)
                 lost.add({"lost": total})
             yield sent, total
         memory.lost, memory.following = lost, index + 1

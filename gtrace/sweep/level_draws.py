@@ -245,5 +245,5 @@ class PartDraws:
         sums[:LANED] += np.add.accumulate(lanes, axis=1)[:, -1]
         self._compared.settle(sums)
         tallies = self._tallies[: self._symbols]
-        whole = EncodedPart(b"", 8 * self._head, self._coder.bits(self._state, tallies), tallies)
+        whole = EncodedPart(head=8 * self._head, coded=self._coder.bits(self._state, tallies), tallies=tallies)
         return self._codec.measured(whole, self._size)

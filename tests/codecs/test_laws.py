@@ -116,7 +116,7 @@ def test_a_tensor_in_pieces_is_sent_like_the_whole(spec, shape, monkeypatch):
             pieces.fit(summary, step, share=share)
         key = Key.derive(1, tensor="t", step=step)
         wanted, sent = c.simulate(whole.state, x, key), list(pieces.send_pieces(lambda cut=cut: cut, key))
-        np.testing.assert_array_equal(np.concatenate([one.decoded for one in sent]), wanted.values)
+        np.testing.assert_array_equal(np.concatenate([one.part.values for one in sent]), wanted.values)
         body, coded = c.measured(reduce(operator.add, [one.part for one in sent]), n)
         assert body + ENVELOPE_BYTES == wanted.payload_bytes
         assert coded == pytest.approx(wanted.coded or coded, rel=1e-12)

@@ -66,7 +66,6 @@ class SharedCode(Coder):
 
     @property
     def fixed_flag(self) -> int:
-        """Flag of symbols at fixed width."""
         return FLAG_FIXED if self.coder == "huffman" else 0
 
     def is_fixed(self, flags: int) -> bool:

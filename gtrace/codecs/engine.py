@@ -95,21 +95,17 @@ class Composed(Codec):
 
     @property
     def whole_tensor(self) -> bool:
-        """Whether one scale is fitted to all values."""
         return self.parts.scale.whole_tensor
 
     @cached_property
     def needs(self) -> SummarySpec | None:
-        """The summary that the grid needs."""
         return self.parts.grid.needs(self.parts)
 
     @property
     def fits(self) -> bool:
-        """Whether the grid or the code follows the data."""
         return self.parts.grid.fits or type(self).fit is not Composed.fit
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
-        """The memory before the first step."""
         return State(int(size), self.parts.memory.start(size), shape)
 
     def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
@@ -117,11 +113,9 @@ class Composed(Codec):
         return x
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
-        """Fit the grid, then the code."""
         return self.parts.coder.fit(self.parts.grid.fit(state, summary), self.parts.grid, summary)
 
     def shared(self, state: State) -> bytes:
-        """Shared bytes of grid and code."""
         return self.parts.coder.shared(state, self.parts.grid)
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
@@ -130,7 +124,6 @@ class Composed(Codec):
         return seal(body, codec=self.name, size=state.size, shared=self.shared(state), flags=flags)
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> Values:
-        """Undo ``encode``."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         return self.read(shared, body, flags, size)
 
@@ -219,17 +212,14 @@ class Composed(Codec):
         return dataclasses.replace(part, head=head)
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
-        """Bytes and bits as the coder counts them for the symbols of all parts."""
         found = whole.lengths or self.parts.coder.lengths(whole)
         return whole.head // 8 + -(-int(found.sent) // 8), CodedBits.of(found, whole.head, size)
 
     @property
     def expects(self) -> bool:
-        """Whether the grid or the codec has closed forms with these parts."""
         return type(self).expect is not Composed.expect or self.parts.grid.expects(self.parts)
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
-        """The grid's closed forms."""
         check_summary(self, sketch)
         return self.parts.grid.expect(self.parts, state, sketch)
 
@@ -238,11 +228,9 @@ class Composed(Codec):
         return None
 
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
-        """The grid's weighted error."""
         return self.parts.grid.weighted_error(self.parts, state, sketch, weighted)
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
-        """Update the memory."""
         memory = self.parts.memory
         if not memory.keeps:
             return state

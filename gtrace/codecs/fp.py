@@ -216,7 +216,6 @@ class Fp(Composed):
 
     @property
     def needs(self) -> SummarySpec:
-        """The plain magnitudes."""
         return SummarySpec("none", None, scope=self.scope)
 
     @property
@@ -273,7 +272,6 @@ class Fp(Composed):
         return optimal_format(bits, sigma, rule, self.law, count, mu=mu, largest=largest, stochastic=self.stochastic)
 
     def format_of(self, state: State) -> FloatFormat:
-        """The format of a state."""
         width = int(state.arrays["width"])
         return self._named or FloatFormat(width, cast("int", self.bits) - 1 - width)
 
@@ -324,7 +322,6 @@ class Fp(Composed):
         return EncodedPart(decoded, bits, tallies=_signed_tally(codes, form.bits))
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
-        """One code for all parts."""
         assert whole.tallies is not None
         block = CodedBlock.signed(whole.tallies, coder=self.coder)
         return whole.head // 8 + block.size, CodedBits.of(block, whole.head, size)
@@ -345,7 +342,6 @@ class Fp(Composed):
         return head, block, scales, codes
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
-        """Undo :meth:`write`."""
         form = self._shared_format(shared)
         cut = _SCALE.size if self.block is None else _blocks.header_bytes(self._block_scale, size, self.block)
         if flags & ~_CODED or len(body) < cut:
@@ -400,7 +396,6 @@ class Fp(Composed):
         )
 
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
-        """The weighted sums alone."""
         form, scale = self.format_of(state), 2.0 ** -self.scale_of(state)
         return expected_rounding(form, scale, weighted, stochastic=self.stochastic).squared_error
 

@@ -79,7 +79,6 @@ class Rule:
 
     @property
     def number(self) -> int:
-        """The number of the rule in kernels."""
         return _KERNELS[self.kind]
 
     def quantize(self, v: Scaled, key: tuple[int, int], start: int, sink: SymbolSink) -> None:

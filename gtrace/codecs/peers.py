@@ -71,7 +71,6 @@ class _OneRank:
     get_world_size, get_rank = size, rank
 
     def all_reduce(self, tensor: Any, *_: Any, **__: Any) -> _Work:
-        """The sum over one rank."""
         self.sent.append(tensor.clone())
         return _Work(self._torch, tensor)
 
@@ -113,7 +112,6 @@ class _Work:
         return self._future
 
     def wait(self) -> bool:
-        """Nothing to wait for."""
         return True
 
 
@@ -127,7 +125,6 @@ class _Bucket:
         return self._buffer
 
     def set_buffer(self, tensor: Any) -> None:
-        """Replace them."""
         self._buffer = tensor
 
     def gradients(self) -> list[Any]:
@@ -165,7 +162,6 @@ class Grace:
         return [tensors, group.sent], (tensors, context)
 
     def decompress(self, tensors: Any, ctx: Any) -> NDArray[np.float32]:
-        """The gradient."""
         with _alone():
             return _array(self._compressor.decompress(*ctx))
 
@@ -198,7 +194,6 @@ class DdpHook:
         return group.sent, result
 
     def decompress(self, tensors: Any, ctx: Any) -> NDArray[np.float32]:
-        """The gradient."""
         return _array(ctx)
 
 
@@ -226,7 +221,6 @@ class Torchao:
         return [getattr(made, name) for name in names], (made, names, about, size)
 
     def decompress(self, tensors: Any, ctx: Any) -> NDArray[np.float32]:
-        """The gradient, from the tensors inside alone."""
         made, names, about, size = ctx
         inner = dict(zip(names, tensors, strict=True))
         with _alone():
@@ -258,7 +252,6 @@ class Hivemind:
         return message
 
     def decompress(self, data: bytes, size: int) -> NDArray[np.float32]:
-        """The gradient."""
         with _alone():
             return _array(self._compression.extract(self._of_hivemind("runtime_pb2").Tensor.FromString(data)))
 
@@ -281,7 +274,6 @@ class Numcodecs:
         return memoryview(data).tobytes()
 
     def decompress(self, data: bytes, size: int) -> NDArray[np.float32]:
-        """The gradient."""
         for codec in reversed(self._codecs):
             data = codec.decode(data)
         return np.frombuffer(memoryview(data).tobytes(), np.float32)

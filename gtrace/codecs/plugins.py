@@ -178,14 +178,12 @@ class FunctionCodec(PluginCodec):
     functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
 
     def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
-        """The bytes from ``compress``."""
         body = self.call(lambda: self.functions[0](x.copy(), **self.drawn(key)))
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise ScriptError(f"plugin {self.file.name}: compress returned {type(body).__name__}, not bytes")
         return bytes(body), 0
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
-        """The values from ``decompress``."""
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         return self.arrived(self.call(self.functions[1], bytes(body), size), size)

@@ -106,7 +106,6 @@ class PowerSgd(Composed):
         return _ROWS.pack(self._rows(state)) if "q" in state.arrays else b""
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
-        """Undo :meth:`write`."""
         rows = 0
         if shared:
             if len(shared) != _ROWS.size or not any(shared):
@@ -135,7 +134,6 @@ class PowerSgd(Composed):
         return state.with_arrays(p=p, right=_transposed_times((_given(kept, x) for kept, x in pieces()), p, len(start)))
 
     def settled(self, state: State, prepared: State) -> State:
-        """Q as the next start."""
         if "q" not in state.arrays:
             return state
         return state.with_arrays(q=self._following(prepared.arrays["right"], state.arrays["q"]))

@@ -117,7 +117,6 @@ class _PruningCodec(Composed):
         return EncodedPart(pruned, 0 if start else 8 * _ALPHA_BYTES, coded, tallies)
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
-        """Undo :meth:`write`."""
         if (flags and not flags & _APART) or flags > 7 or len(body) < _ALPHA_BYTES:
             raise PayloadError("payload has unknown flags, or no threshold")
         alpha = float(np.frombuffer(body[:_ALPHA_BYTES], "<f4")[0])
@@ -205,7 +204,6 @@ class Prune(_PruningCodec):
 
     @property
     def allocates(self) -> bool:
-        """Whether tensors share out one sparsity among themselves."""
         return self.allocation == "heterogeneous"
 
     def allocate(self, sketches: Sequence[MomentSketch]) -> Sequence[float]:
@@ -224,7 +222,6 @@ class Prune(_PruningCodec):
         return out
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
-        """Exact sums over the bins below the threshold."""
         found, alpha = self._magnitudes(sketch), float(_alpha(state))
         zeros, at_alpha = found.sparsity(alpha), found.at_threshold(alpha)
         return self._expectation(sketch, alpha, found.squared_error(alpha), 0.0, zeros, at_alpha)
@@ -260,7 +257,6 @@ class TopKPrune(_PruningCodec):
         return float(summary.lower[min(k, found.points.size - 1)])
 
     def prune(self, x: Values, alpha: np.float32, key: tuple[int, int], start: int) -> Values:
-        """Compare with the threshold; no randomness."""
         out = np.empty_like(x)
         _elementwise.keep_large(x, alpha, out)
         return out

@@ -118,11 +118,9 @@ class Rotate(Coordinates):
 
     @property
     def sends_number(self) -> bool:
-        """The seed of a random rotation."""
         return self.random
 
     def number(self, state: State, key: tuple[int, int]) -> int:
-        """The rotation's seed."""
         return key[1] & 0xFFFFFFFF if self.random else 0
 
     def inner_key(self, key: tuple[int, int]) -> tuple[int, int]:
@@ -136,7 +134,6 @@ class Rotate(Coordinates):
         return inner and math.lcm(inner, self.block)
 
     def turned(self, x: Values, number: int, *, back: bool = False, start: int = 0) -> Values:
-        """Rotated by a seed, or by the fixed signs, or rotated back."""
         signs = SIGNS if self.signs == "fixed" else _DRAWN
         return rotated(x, self.block, number, signs=signs, back=back, start=start)
 
@@ -275,7 +272,6 @@ class Eden(Composed):
         return _SEED.pack(seed) + scales.astype("<f4").tobytes() + first + b"".join(coded), flags
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
-        """Undo :meth:`write`."""
         if shared or len(body) < _SEED.size:
             raise PayloadError("payload is too short for the seed of its rotation, or has shared bytes")
         # The scales of at least so long a tensor: seen before memory is taken for its values.

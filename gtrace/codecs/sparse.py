@@ -160,7 +160,6 @@ class Threshold(Largest):
 
     @property
     def deterministic(self) -> bool:
-        """Unless the threshold comes from a sample."""
         return self.sample >= 1
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
@@ -204,7 +203,6 @@ class ChosenValues(Nearest):
 
     @property
     def deterministic(self) -> bool:
-        """Unless the values' codec is not."""
         return self.values is None or _values_codec(self.values).deterministic
 
     def write(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[bytes, int]:
@@ -277,7 +275,6 @@ class IndexValue(Coder):
     )
 
     def places(self, symbols: Kept) -> bytes:
-        """The positions alone."""
         if self.coder == "fixed":
             return _fixed(symbols.positions, symbols.size)
         return encode_positions(symbols.positions, symbols.size)
@@ -513,7 +510,6 @@ class Velocity(Memory):
         return {**super().start(size), "step": np.zeros((), np.int64)}
 
     def given(self, arrays: Arrays, x: Values) -> Values:
-        """The sum of momentum that was not sent yet."""
         return saturating(arrays["residual"], self._moved(arrays, x))
 
     def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
@@ -527,7 +523,6 @@ class Velocity(Memory):
         }
 
     def _moved(self, arrays: Arrays, x: Values) -> Values:
-        """The momentum with the new gradient in it."""
         if self.clip is not None:
             norm = float(power_sum(x, 2)) ** 0.5
             if norm > self.clip:

@@ -45,11 +45,9 @@ class Entries(FixedGrid):
         """The values, float32[m]."""
 
     def alphabet(self, state: State) -> int:
-        """One symbol for each."""
         return self.entries.size
 
     def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
-        """Entries times their block's scale."""
         out = np.empty(size, np.float32)
         _rounding.restore(symbols, bucket, scales, self.entries, out)
         return out
@@ -73,11 +71,9 @@ class SignedIntegers(Entries):
 
     @property
     def entries(self) -> Values:
-        """As many as there are integers."""
         return _integers(*self.span)
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
-        """The number of the nearest integer, from the least one."""
         codes, (steps, _) = np.empty(v.x.size, np.uint16), self.span
         _elementwise.round_to_integers(v.x, v.bucket, v.scales, steps, -steps, self.entries.size, codes)
         return codes
@@ -91,7 +87,6 @@ class TwosComplement(SignedIntegers):
 
     @property
     def mark(self) -> int:
-        """The bits, which a decoder checks."""
         return self.bits
 
     @property
@@ -113,7 +108,6 @@ class Published(Entries):
 
     @property
     def entries(self) -> Values:
-        """The table of this name."""
         return _TABLES[self.table]()
 
 
@@ -182,7 +176,6 @@ class CodeMeans(Scale):
         return Scaled(x, means, self.over(x.size), codes=codes)
 
     def head(self, body: memoryview, size: int) -> int:
-        """All means are sent."""
         return 4 * _CODES
 
     def read(self, data: memoryview) -> Values:
@@ -234,11 +227,9 @@ class Means(FixedGrid):
         return _CODES
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
-        """The code of each value, which :class:`CodeMeans` found."""
         return v.codes
 
     def values(self, symbols: NDArray[np.uint16], scales: Values, bucket: int, size: int) -> Values:
-        """The means of the codes."""
         return scales.take(symbols)
 
 

@@ -115,7 +115,6 @@ class NormalRange(Scale):
         return np.minimum(ranges, FLOAT32_MAX).astype(np.float32)
 
     def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
-        """The values within their ranges."""
         scales = self.measure(x, state)
         each = np.repeat(scales, self.block)[: x.size]
         return Scaled(np.clip(x, -each, each), scales, self.block)
@@ -135,7 +134,6 @@ class Lookup(LevelGrid):
     outside: float = _outside()
 
     def check(self, name: str) -> None:
-        """Raise :class:`~gtrace.errors.UsageError` if there are more codes than integers."""
         least = (1 << self.bits) - 1
         if self.granularity is not None and self.granularity < least:
             raise UsageError(
@@ -144,7 +142,6 @@ class Lookup(LevelGrid):
 
     @property
     def integers(self) -> NDArray[np.int64]:
-        """The table."""
         count = 1 << self.bits
         return lookup_table(count, self.granularity or 2 * (count - 1), self.outside)
 
@@ -203,7 +200,6 @@ class Thc(Composed):
         check_block(self)
 
     def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
-        """Rotated by a seed, or rotated back."""
         return rotated(x, self.parameters["block"], number, back=back)
 
     def expected_on_normal(self, size: int) -> Expectation:
@@ -236,7 +232,6 @@ class Thc(Composed):
         return _SEED.pack(seed) + body, flags
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
-        """Undo :meth:`write`."""
         if shared or len(body) < _SEED.size:
             raise PayloadError("payload is too short for the seed of its rotation, or has shared bytes")
         values = super().read(shared, body[_SEED.size :], flags, size)

@@ -81,17 +81,14 @@ class Wrapper(Codec):
 
     @property
     def needs(self) -> SummarySpec | None:
-        """The summary that the inner codec needs, of :meth:`view`."""
         return self.inner.needs
 
     @property
     def fits_itself(self) -> bool:
-        """As the inner codec."""
         return self.inner.fits_itself
 
     @property
     def allocates(self) -> bool:
-        """As the inner codec."""
         return self.inner.allocates
 
     def allocate(self, sketches: Sequence[MomentSketch]) -> Sequence[float]:
@@ -99,7 +96,6 @@ class Wrapper(Codec):
         return self.inner.allocate(sketches)
 
     def with_target(self, state: State, share: float) -> State:
-        """Pass the share to the inner codec."""
         return self.with_inner(state, self.inner.with_target(self.inner_state(state), share))
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
@@ -115,7 +111,6 @@ class Wrapper(Codec):
         return self.parts.memory.inside(state.arrays, received)
 
     def view(self, state: State, values: ArrayLike, start: int = 0) -> ArrayLike:
-        """The values that the inner codec is fitted to."""
         return self.inner.view(self.inner_state(state), self.given(state, values, start), start)
 
     @property
@@ -124,8 +119,6 @@ class Wrapper(Codec):
         return self.inner.part_multiple if self.parts.memory.splits else None
 
     def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
-        """The inner codec's facts about what it encodes."""
-
         def encoded() -> Iterator[tuple[State, Values]]:
             start = 0
             for kept, x in pieces():
@@ -139,69 +132,55 @@ class Wrapper(Codec):
         return self.given(state, values, start)
 
     def inner_key(self, key: tuple[int, int]) -> tuple[int, int]:
-        """The key of the codec inside."""
         return key
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """The inner codec's part."""
         x, inner = self.encoded(state, values, key, start), self.inner_state(state)
         part = self.inner.encode_part(inner, x, self.inner_key(key), start)
         return dataclasses.replace(part, values=self.parts.memory.received(state.arrays, part.values)[0])
 
     def settled(self, state: State, prepared: State) -> State:
-        """The inner codec's."""
         return self.with_inner(state, self.inner.settled(self.inner_state(state), self.inner_state(prepared)))
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
-        """As the inner codec."""
         return self.inner.measured(whole, size)
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The inner payload of :meth:`given`."""
         return self.inner.encode(self.inner_state(state), self.given(state, values), key)
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
-        """Update the inner codec and the memory."""
         given = self.given(state, values)
         own = self.parts.memory.after(state.arrays, as_values(values), given, decoded)
         inner = self.inner.update(self.inner_state(state), given, self.inside(state, decoded))
         return self.with_inner(state, inner).with_arrays(**own)
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
-        """The inner codec's rounds for :meth:`given`."""
         given = self.given(state, values)
         ended = yield from self.inner.rounds(self.inner_state(state), given, key)
         own = self.parts.memory.after(state.arrays, as_values(values), given, ended.decoded)
         return ended._replace(state=self.with_inner(state, ended.state).with_arrays(**own))
 
     def at_bits(self, bits: int) -> Codec:
-        """The inner codec with other bits."""
         return dataclasses.replace(self, inner=self.inner.at_bits(bits))
 
     def renewed(self, state: State) -> State:
-        """The wrapper's memory, and what the inner codec keeps."""
         return self.with_inner(state, self.inner.renewed(self.inner_state(state)))
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
-        """Fit the inner codec."""
         return self.with_inner(state, self.inner.fit(self.inner_state(state), summary, step))
 
     def shared(self, state: State) -> bytes:
-        """The inner codec's shared bytes."""
         return self.inner.shared(self.inner_state(state))
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> Values:
-        """A first payload's values."""
         return self.receive(State(size), shared, payload)[0]
 
     def receive(self, held: State, shared: bytes, payload: bytes) -> tuple[Values, State]:
-        """The inner codec's values, and what the memory makes of them."""
         values, inner = self.inner.receive(self.inner_state(held), shared, payload)
         values, kept = self.parts.memory.received(held.arrays, values)
         return values, self.with_inner(held, inner).with_arrays(**kept)
 
     def aggregate(self, decoded: Sequence[Values]) -> Values:
-        """Aggregate as the inner codec does."""
         return self.inner.aggregate(decoded)
 
     @staticmethod
@@ -385,13 +364,11 @@ class Coordinates(Wrapper):
         return self.turned(checked_values(state, values), self.number(state, key), start=start)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """The inner codec's part, turned back."""
         part = super().encode_part(state, values, key, start)
         turned = self.turned(part.values, self.number(state, key), back=True, start=start)
         return dataclasses.replace(part, values=turned)
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
-        """As the inner codec, and the number."""
         body, coded = self.inner.measured(whole, size)
         head = _NUMBER.size if self.sends_number else 0
         return body + head, CodedBits(*(bits + 8 * head / max(1, size) for bits in coded))
@@ -405,7 +382,6 @@ class Coordinates(Wrapper):
         return seal(head + body, codec=self.name, size=x.size, shared=shared, flags=flags)
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> Values:
-        """Undo :meth:`encode`."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         number, head = 0, 0
         if self.sends_number:
@@ -416,7 +392,6 @@ class Coordinates(Wrapper):
         return self.turned(self.inner.decode(shared, inner, size), number, back=True)
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
-        """Update the inner codec, in its own coordinates."""
         return super().update(state, values, decoded) if self.inner.stateful else state
 
     def inside(self, state: State, received: Values) -> Values:

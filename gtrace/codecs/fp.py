@@ -1,18 +1,22 @@
-"""FP-n: small floating-point formats 1-E-M under a power-of-two scale, per tensor, per model or per block."""
+"""FP-n: small floating-point formats 1-E-M under a power-of-two scale, per tensor, per model or per block.
+
+Scales of blocks follow the OCP Microscaling Formats (MX) Specification v1.0, 2023, and NVIDIA, Pretraining Large
+Language Models with NVFP4, 2025.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
-from gtrace.codecs import block_scales as _blocks
 from gtrace.codecs.base import (
     CodedBits,
     EncodedPart,
+    check_finite,
     check_summary,
     checked_values,
     coder_parameter,
@@ -41,6 +45,7 @@ from gtrace.fitting.floats import (
     placed_error,
     scale_exponent,
 )
+from gtrace.kernels import norms as _norms
 from gtrace.types import Expectation, Scope, State, SummarySpec
 
 if TYPE_CHECKING:
@@ -48,7 +53,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.block_scales import BlockScale
     from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
 
@@ -64,6 +68,15 @@ _TYPICAL_EXPONENT = 4
 
 #: elements that are read together
 _SLAB = 1 << 20
+
+#: powers of two in a byte, by the rule that chooses them, or a float8
+BlockScale: TypeAlias = Literal["floor", "ceil", "even", "rceil", "e4m3"]
+_POWERS: tuple[BlockScale, ...] = ("floor", "ceil", "even", "rceil")
+BLOCK_SCALES: tuple[BlockScale, ...] = (*_POWERS, "e4m3")
+_E4M3 = FloatFormat(4, 3, reserved=1)
+_BIAS, _MANTISSA = 127, 23
+_LARGEST = np.finfo(np.float32).max
+_POWER_OF_BYTE = np.ldexp(1.0, np.arange(2 * _BIAS + 1) - _BIAS)
 
 
 class _Preset(NamedTuple):
@@ -127,7 +140,7 @@ class Fp(Composed):
         "best: least squared error of the values; absmax: their largest below the format's; by a fitted law: max (the "
         "paper's rule), the largest that it expects, mean (the authors' code), error, least mean relative error; "
         "of blocks: floor (OCP), ceil, even or rceil (NVIDIA) a power of two, e4m3 a float8",
-        choices=(BEST, *RULES, *_blocks.BLOCK_SCALES),
+        choices=(BEST, *RULES, *BLOCK_SCALES),
         optional=True,
     )
     rounding: str = parameter("nearest", "nearest even, or at random without bias", choices=("nearest", "stochastic"))
@@ -149,12 +162,12 @@ class Fp(Composed):
         preset = PRESETS.get(self.format)
         if preset is not None:
             self._settle("block", preset.block)
-            self._settle("scale", preset.scale, only_missing=preset.scale != "e4m3" and self.scale in _blocks.POWERS)
-        if self.block is None and self.scale in _blocks.BLOCK_SCALES:
-            self._settle("block", _blocks.BLOCKS[self.scale])
+            self._settle("scale", preset.scale, only_missing=preset.scale != "e4m3" and self.scale in _POWERS)
+        if self.block is None and self.scale in BLOCK_SCALES:
+            self._settle("block", 16 if self.scale == "e4m3" else 32)
         self._settle("scale", BEST if self.block is None else "floor", only_missing=True)
-        if self.block is not None and self.scale not in _blocks.BLOCK_SCALES:
-            wanted = ", ".join(_blocks.BLOCK_SCALES)
+        if self.block is not None and self.scale not in BLOCK_SCALES:
+            wanted = ", ".join(BLOCK_SCALES)
             raise UsageError(
                 f"codec fp: scale={self.scale} is for whole tensors; with block={self.block} choose {wanted}"
             )
@@ -287,17 +300,12 @@ class Fp(Composed):
         """The scale (2^-k as float32; or a byte a block), then a block of codes; flag 1 says that a code is sent."""
         if self.coder == "fixed" and not self.stochastic:
             form = self.format_of(state)
-            if self.block is None:
-                head, block, scales = self._scales(state, form, x)
-                factors = 1.0 / scales
-            else:
-                head, block = _blocks.measure(self._block_scale, form, x, self.block), self.block
-                factors = _blocks.factors_in(self._block_scale, head)
+            head, block = self._head(state, form, x)
             room = packed_room(8 * len(head) + x.size * form.bits, 1)
             room[: len(head)] = np.frombuffer(head, np.uint8)
-            form.pack_blocks(x, block, factors, room[len(head) :])
+            form.pack_blocks(x, block, self._factors(head), room[len(head) :])
             return room[: len(head) + fixed_size(x.size, form.bits)].data, 0
-        head, _, _, codes = self._rounded(state, x, key, 0)
+        head, _, codes = self._rounded(state, x, key, 0)
         bits = self.format_of(state).bits
         found = CodedBlock.signed(_signed_tally(codes, bits), coder=self.coder)
         if found.lengths is None:
@@ -315,10 +323,10 @@ class Fp(Composed):
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """Round the part as :meth:`encode` does; one scale for all counts with the first part."""
-        head, block, scales, codes = self._rounded(state, values, key, start)
+        head, block, codes = self._rounded(state, values, key, start)
         form = self.format_of(state)
         bits = 0 if start and self.block is None else 8 * len(head)
-        decoded = form.decode_blocks(codes, block, scales)
+        decoded = form.decode_blocks(codes, block, self._scales(head))
         return EncodedPart(decoded, bits, tallies=_signed_tally(codes, form.bits))
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
@@ -332,18 +340,17 @@ class Fp(Composed):
 
     def _rounded(
         self, state: State, values: ArrayLike, key: tuple[int, int], start: int
-    ) -> tuple[bytes, int, NDArray[np.float64], NDArray[np.uint16]]:
-        """The scales as sent, the number of values per scale, the scales, and codes of values from ``start`` on."""
-        x = self._values(state, values)
-        form = self.format_of(state)
-        head, block, scales = self._scales(state, form, x)
-        factors = _blocks.factors(self._block_scale, scales)
-        codes = form.encode_blocks(x, block, factors, key if self.stochastic else None, start)
-        return head, block, scales, codes
+    ) -> tuple[bytes, int, NDArray[np.uint16]]:
+        """The scales as sent, the number of values per scale, and codes of values from ``start`` on."""
+        x, form = self._values(state, values), self.format_of(state)
+        head, block = self._head(state, form, x)
+        return head, block, form.encode_blocks(x, block, self._factors(head), key if self.stochastic else None, start)
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         form = self._shared_format(shared)
-        cut = _SCALE.size if self.block is None else _blocks.header_bytes(self._block_scale, size, self.block)
+        cut = 0 if self.block is None else -(-size // self.block)
+        if self.block is None or self.scale == "e4m3":
+            cut += _SCALE.size
         if flags & ~_CODED or len(body) < cut:
             raise PayloadError(f"payload body of {len(body)} bytes with flags {flags:#x} is not scales and codes")
         codes = decode_block(body[cut:], size, 1 << form.bits, coded=bool(flags))
@@ -351,12 +358,10 @@ class Fp(Composed):
             codes = sign_first(codes, form.bits)
         if size and int((codes & np.uint16((1 << (form.bits - 1)) - 1)).max()) > form.top:
             raise PayloadError(f"payload holds a code that has no value in {form}")
-        if self.block is None:
-            (scale,) = _SCALE.unpack_from(body)
-            if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):
-                raise PayloadError("payload holds a scale that is not a power of two")
-            return form.decode_blocks(codes, max(1, size), np.array([scale])[:size])
-        return form.decode_blocks(codes, self.block, _blocks.read(self._block_scale, body[:cut]))
+        scales = self._scales(body[:cut])
+        if self.block is None and not (np.isfinite(scales[0]) and scales[0] > 0 and np.frexp(scales[0])[0] == 0.5):
+            raise PayloadError("payload holds a scale that is not a power of two")
+        return form.decode_blocks(codes, self.block or max(1, size), scales)
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
         """Closed forms from the sketch, exact; rounding to nearest is all bias.
@@ -403,11 +408,11 @@ class Fp(Composed):
         """Shares of the non-zero values beyond the largest number of the (scaled) format, and decoded as zero."""
         x = checked_values(state, values)
         form = self.format_of(state)
-        _, block, scales = self._scales(state, form, x)
+        head, block = self._head(state, form, x)
         present = np.count_nonzero(x)
         if not present:
             return 0.0, 0.0
-        limits = form.max * scales
+        limits = form.max * self._scales(head)
         saturated, flushed = 0, 0
         # Whole blocks at a time, so that temporary arrays stay small.
         slab = _SLAB if limits.size == 1 else block * max(1, _SLAB // block)
@@ -437,13 +442,19 @@ class Fp(Composed):
     def _block_scale(self) -> BlockScale:
         return cast("BlockScale", self.scale)
 
-    def _scales(self, state: State, form: FloatFormat, x: Values) -> tuple[bytes, int, NDArray[np.float64]]:
-        """The scales as sent, the number of values per scale, and the factors for numbers of the format."""
+    def _head(self, state: State, form: FloatFormat, x: Values) -> tuple[bytes, int]:
+        """The scales as sent, and the number of values per scale."""
         if self.block is not None:
-            head = _blocks.measure(self._block_scale, form, x, self.block)
-            return head, self.block, _blocks.read(self._block_scale, head)
-        scale = 2.0 ** -self.scale_of(state)
-        return _SCALE.pack(scale), max(1, x.size), np.array([scale])[: x.size]
+            return measure_scales(self._block_scale, form, x, self.block), self.block
+        return _SCALE.pack(2.0 ** -self.scale_of(state)), max(1, x.size)
+
+    def _scales(self, head: bytes | memoryview) -> NDArray[np.float64]:
+        """The scales of :meth:`_head`, by which numbers of the format are multiplied."""
+        return np.array(_SCALE.unpack(head)) if self.block is None else read_scales(self._block_scale, head)
+
+    def _factors(self, head: bytes) -> NDArray[np.float64]:
+        """What values are multiplied by before they are rounded."""
+        return 1.0 / self._scales(head) if self.block is None else scale_factors(self._block_scale, head)
 
     def _shared_format(self, shared: bytes) -> FloatFormat:
         """The format in the shared bytes; PayloadError if they are not this codec's."""
@@ -463,6 +474,81 @@ def _signed_tally(codes: NDArray[np.uint16], bits: int) -> NDArray[np.int64]:
     tallies: NDArray[np.int64] = tally(codes, 1 << bits).reshape(2, -1).T.reshape(-1)
     tallies[:2] = tallies[0] + tallies[1], 0
     return tallies
+
+
+def measure_scales(kind: BlockScale, form: FloatFormat, x: Values, block: int) -> bytes:
+    """The scales of float32[n] as bytes.
+
+    ``floor``: 2^(floor(log2 amax) - emax), as in OCP's standard; the largest values may saturate. ``ceil``: the same
+    with log2 rounded up. ``even``: amax first rounded to the elements' mantissa. ``rceil``: the power of two from
+    amax / max on, NVIDIA's rule, which saturates none. ``e4m3``: a float32 for the tensor, 1 / (448 max / amax), and
+    for each block a float8 e4m3 in units of it, amax / max; divisions and float32 roundings are those of NVIDIA's
+    recipe, in its order.
+
+    Raises:
+        UsageError: values that are not finite.
+    """
+    largest = np.empty(-(-x.size // block), np.float32)
+    if not _norms.bucket_scales(x, block, _norms.LINF, largest):
+        check_finite(x)
+    if kind == "e4m3":
+        amax = largest.max(initial=np.float32(0.0))
+        with np.errstate(over="ignore"):
+            encode = min(np.float32(_E4M3.max * form.max) / amax, _LARGEST) if amax else np.float32(1.0)
+            ratios = largest / np.float32(form.max) * encode
+        return _SCALE.pack(np.float32(1.0) / encode) + _E4M3.encode(ratios).astype(np.uint8).tobytes()
+    if kind == "rceil":
+        # The reciprocal in float32, as in the published code.
+        fraction, exponent = np.frexp(largest * np.float32(1 / form.max))
+        # frexp gives a fraction in [1/2, 1): one more than the floor of the logarithm.
+        exponent -= fraction == 0.5
+    else:
+        bits = largest.view(np.int32)
+        if kind == "even":
+            # Half of the elements' last place; a carry goes to the exponent.
+            bits = bits + (1 << _MANTISSA - form.mantissa - 1)
+        exponent = (bits >> _MANTISSA) - _BIAS - (np.frexp(form.max)[1] - 1)
+        if kind == "ceil":
+            exponent += bits & ((1 << _MANTISSA) - 1) > 0
+    exponent = np.where(largest > 0, np.clip(exponent, -_BIAS, _BIAS), -_BIAS)
+    return (exponent + _BIAS).astype(np.uint8).tobytes()
+
+
+def read_scales(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
+    """The scales encoded in the bytes of :func:`measure_scales`, float64[blocks]; exact.
+
+    Raises:
+        PayloadError: a code without a scale, or a tensor's scale that is negative or not finite.
+    """
+    if kind == "e4m3":
+        (tensor,) = _SCALE.unpack_from(data)
+        codes = np.frombuffer(data, np.uint8, offset=_SCALE.size)
+        if not (np.isfinite(tensor) and tensor >= 0) or codes.max(initial=0) > _E4M3.top:
+            raise PayloadError("payload holds a scale that is negative or not finite")
+        scales: NDArray[np.float64] = _E4M3.exact_levels[codes] * tensor
+        return scales
+    codes = np.frombuffer(data, np.uint8)
+    if codes.max(initial=0) > 2 * _BIAS:
+        raise PayloadError("payload holds a scale that is not a number")
+    powers: NDArray[np.float64] = _POWER_OF_BYTE[codes]
+    return powers
+
+
+def scale_factors(kind: BlockScale, data: bytes) -> NDArray[np.float64]:
+    """The factors by which values are multiplied before rounding, float64[blocks], from the bytes of their scales.
+
+    With ``e4m3`` they are float32; a block with scale 0 gets at most the largest float32.
+    """
+    head = _SCALE.size if kind == "e4m3" else 0
+    # Each possible byte's is computed once.
+    scales = read_scales(kind, data[:head] + bytes(range(_E4M3.top + 1 if head else 2 * _BIAS + 1)))
+    if kind == "e4m3":
+        with np.errstate(divide="ignore", over="ignore"):
+            inverse = np.float32(1.0) / scales.astype(np.float32)
+        every: NDArray[np.float64] = np.minimum(inverse, _LARGEST).astype(np.float64)
+    else:
+        every = 1.0 / scales
+    return every[np.frombuffer(data, np.uint8, offset=head)]
 
 
 def _arrays(form: FloatFormat, k: int) -> dict[str, NDArray[np.int64]]:

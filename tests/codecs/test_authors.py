@@ -12,7 +12,7 @@ from helpers_codecs import once
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs import block_scales, expected_on_any
+from gtrace.codecs import expected_on_any, fp
 from gtrace.codecs.fp import PRESETS
 from gtrace.codecs.thc import lookup_table
 from gtrace.coding import ENVELOPE_BYTES, open_envelope, unpack_fixed
@@ -89,7 +89,7 @@ def test_tables_are_those_of_bitsandbytes(name):
 def test_microscaling_follows_torchao(case):
     preset, rule = case.split()
     wanted, x = GOLDEN["torchao"]["modes"][case], floats(GOLDEN["torchao"]["x"]).copy()
-    assert list(block_scales.measure(rule, PRESETS[preset].form, x, 32)) == wanted["scales"]
+    assert list(fp.measure_scales(rule, PRESETS[preset].form, x, 32)) == wanted["scales"]
     assert np.array_equal(once(gtrace.codec(f"fp:{preset},scale={rule}"), x), floats(wanted["decoded"]))
 
 

@@ -42,8 +42,8 @@ def fitted(sketches, k, rule):
     pooling.DECAY = decay
     pool = pooling.Pool()
     for sketch in sketches[max(0, k - steps) : k]:
-        pool.add(sketch)
-    return pool.mean() if unseen else pool._sets.total[0]
+        pool.add(sketch.alone)
+    return (pool.mean() if unseen else pool.total)[0]
 
 
 def judge(trace, spec, rules):

@@ -197,7 +197,7 @@ class Sender:
             return
         if self.due(step) or self._refit.watches(step):
             start = time.thread_time()
-            self._pool.add(self.sketch(values, viewed=True))
+            self._pool.add(self.sketch(values, viewed=True).alone)
             self._watched = step
             self.fit_seconds += time.thread_time() - start
 
@@ -227,7 +227,7 @@ class Sender:
         if not self._pools:
             return self.sketch(values, viewed=True)
         self.watch(values, step)
-        return self._pool.mean()
+        return self._pool.mean()[0]
 
     @property
     def looks_further(self) -> bool:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from gtrace.types import SummarySpec
 
-__all__ = ["DECAY", "WINDOW", "Pool", "RunningPool", "SetPool", "poolable", "pooled"]
+__all__ = ["DECAY", "WINDOW", "Pool", "RunningPool", "poolable", "pooled"]
 
 #: weight of a step's sketch relative to the step after it; docs/concepts/fits.md has the measurements
 DECAY = 0.8
 _UNSEEN_POINTS = 512
 
 
-class SetPool:
+class Pool:
     """Decayed means of the :func:`poolable` sketches of several tensors at successive steps.
 
     Each step counts as one tensor of energy 1, so a step with a large norm does not outweigh the others. The mean also
@@ -57,31 +57,12 @@ class SetPool:
         one[seen] = np.stack([np.ones_like(known), weight / np.where(seen, known, 1.0)], axis=1)[seen] / even.size
         return total.plus(even.alone, np.ones_like(one), one, 1.0 / self.weight)
 
-
-class Pool:
-    """:class:`SetPool` of one tensor, whose state can be kept as arrays."""
-
-    def __init__(self) -> None:
-        self._sets = SetPool()
-
-    def add(self, sketch: MomentSketch) -> None:
-        """Add the next step.
-
-        Raises:
-            UsageError: its spec differs from that of the steps before.
-        """
-        self._sets.add(sketch.alone)
-
-    def mean(self) -> MomentSketch:
-        """The sketch of a typical step. At least one step was added."""
-        return self._sets.mean()[0]
-
     def to_arrays(self) -> dict[str, Any]:
-        """The state, as plain numbers and arrays."""
-        total = self._sets.total
+        """The state of a pool of one tensor, as plain numbers and arrays."""
+        total = self.total
         if total is None:
             return {}
-        numbers = np.array([self._sets.weight, *total.counts[0]])
+        numbers = np.array([self.weight, *total.counts[0]])
         found = {"rows": total.rows, "sums": total.sums, "numbers": numbers, "mantissa": total.mantissa}
         return {**found, "moments": total.moments[0]} if total.moments else found
 
@@ -93,8 +74,8 @@ class Pool:
             rows, sums = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["sums"], np.float64)
             numbers = np.asarray(arrays["numbers"], np.float64)
             starts, moments = np.array([0, len(rows)]), [arrays["moments"]] if "moments" in arrays else ()
-            total = SketchSet(spec, rows, sums, starts, numbers[None, 1:], int(arrays["mantissa"]), moments)
-            pool._sets.total, pool._sets.weight = total, float(numbers[0])
+            pool.total = SketchSet(spec, rows, sums, starts, numbers[None, 1:], int(arrays["mantissa"]), moments)
+            pool.weight = float(numbers[0])
         return pool
 
 
@@ -102,7 +83,7 @@ class RunningPool:
     """The pools of a window of steps, which mostly grows by a step; then only that step is added."""
 
     def __init__(self) -> None:
-        self._pool = SetPool()
+        self._pool = Pool()
         self._steps: tuple[int, ...] = ()
 
     def mean(self, steps: tuple[int, ...], sketches: Sequence[SketchSet]) -> SketchSet:
@@ -113,7 +94,7 @@ class RunningPool:
         """
         held = len(self._steps)
         if steps[:held] != self._steps:
-            self._pool, held = SetPool(), 0
+            self._pool, held = Pool(), 0
         for each in sketches[held:]:
             self._pool.add(each)
         self._steps = steps
@@ -137,8 +118,8 @@ def pooled(sketches: Iterable[MomentSketch]) -> MomentSketch:
     """
     pool = Pool()
     for sketch in sketches:
-        pool.add(sketch)
-    return pool.mean()
+        pool.add(sketch.alone)
+    return pool.mean()[0]
 
 
 @lru_cache(maxsize=64)

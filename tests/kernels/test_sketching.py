@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gtrace import MomentSketch
-from gtrace.fitting.pooling import Pool, SetPool
+from gtrace.fitting.pooling import Pool
 from gtrace.kernels import sketching
 from gtrace.sketch import COUNTED, SketchSet
 from gtrace.types import SummarySpec
@@ -108,12 +108,12 @@ def test_sketches_of_several_tensors_are_those_of_each(spec, steps):
         each[bounds[-2] :] *= np.float32(1e-42)
     sets = [SketchSet.of_values(each, bounds, spec) for each in values]
     several = [[MomentSketch.from_spec(part, spec) for part in np.split(each, bounds[1:-1])] for each in values]
-    together, alone, pools = SetPool(), [Pool() for _ in sizes], []
+    together, alone, pools = Pool(), [Pool() for _ in sizes], []
     for found, sketches in zip(sets, several, strict=True):
         together.add(found)
         for pool, sketch in zip(alone, sketches, strict=True):
-            pool.add(sketch)
-    pools = [pool.mean() for pool in alone]
+            pool.add(sketch.alone)
+    pools = [pool.mean()[0] for pool in alone]
     for found, wanted in ((sets[-1], several[-1]), (SketchSet.of(several[0]), several[0]), (together.mean(), pools)):
         assert len(found) == len(sizes)
         assert found.energies.tolist() == [sketch.energy for sketch in wanted]

@@ -14,9 +14,8 @@ from gtrace.noise.estimates import (
     noise_ratio,
     pooled,
 )
-from gtrace.noise.filtering import impulse_weight
 from gtrace.noise.prediction import ADAM, Dynamics, NoiseCosts, NoisePrediction, cost, predict
-from gtrace.noise.quadrature import FilteredRatio, bounded_ratio, filtered_ratio
+from gtrace.noise.quadrature import FilteredRatio, bounded_ratio, filtered_ratio, impulse_weight
 
 __all__ = [
     "ADAM",

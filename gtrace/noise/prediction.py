@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.noise.filtering import impulse_weight
-from gtrace.noise.quadrature import between, filtered_costs, gauss_nodes, moments, noise_moments, shares_of
+from gtrace.noise.quadrature import (
+    between,
+    filtered_costs,
+    gauss_nodes,
+    impulse_weight,
+    moments,
+    noise_moments,
+    shares_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Many level codecs on one sketch: fitted and judged together, in columns."""
+"""Many level codecs on one sketch: fitted and judged together, in columns, and their noise."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_level_sets, optimal_level_sets
 from gtrace.kernels import symbols as _symbols
+from gtrace.kernels.noise import noise_of_levels
 from gtrace.sketch import ROUNDING, MomentSketch, SketchSet
 from gtrace.types import State
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from gtrace.codecs.base import Codec
     from gtrace.codecs.grids import LevelGrid
-    from gtrace.types import SummarySpec
+    from gtrace.codecs.scales import BucketNorm
+    from gtrace.types import Key, SummarySpec
 
 #: methods that a codec must not override in order to be judged together with others
 _ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "stateful")
@@ -49,6 +51,15 @@ def judged_together(item: Codec) -> bool:
     if grid is None or grid.moments or any(getattr(kind, name) is not getattr(Composed, name) for name in _ENGINE):
         return False
     return draws_together(item) and item.parameters["coder"] in ("huffman", "fixed")
+
+
+def noisy_together(item: Codec) -> bool:
+    """Whether a codec is one for :meth:`LevelSets.add_noise`: it rounds values as they are, to levels of a norm."""
+    grid = level_grid(item)
+    if grid is None or not isinstance(item, Composed) or item.fits_itself or not judged_together(item):
+        return False
+    scale = cast("BucketNorm", item.parts.scale)
+    return scale.clip is None and scale.tail == "quantized" and grid.rule(State(0)).kind != "powers"
 
 
 class Grids(NamedTuple):
@@ -142,6 +153,7 @@ class LevelSets:
     Attributes:
         codecs: the codecs.
         needs: the sketch.
+        adaptive: whether any of them is fitted.
 
     Raises:
         UsageError: codecs that need different sketches, or levels that are not magnitudes.
@@ -281,6 +293,50 @@ class LevelSets:
             bits_norms=norms,
             bias=np.sqrt(clip_error),
         )
+
+    def add_noise(
+        self,
+        sketch: MomentSketch | None,
+        values: NDArray[np.float32],
+        keys: Sequence[Key],
+        near: NDArray[np.float32],
+        scale: NDArray[np.float64],
+        factor: float,
+        variance: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Encode a gradient twice with each codec; see :func:`noisy_together`.
+
+        Args:
+            sketch: what they are fitted to; None if none of them is.
+            values: finite float32[n], the gradient.
+            keys: of the two encodings.
+            near: float32[n], another gradient of the same weights.
+            scale: float64[n], of each element's coordinate.
+            factor: of the gradients, outside of ``scale``.
+            variance: float64[codecs, n], half the squared difference of a codec's encodings is added to it.
+
+        Returns:
+            float64[codecs], the inner product of a codec's mean error and ``near``, without ``factor``.
+        """
+        grids = self.grids(None if sketch is None else sketch.alone)
+        rules = [grid.rule(State(0, arrays)) for grid, arrays in zip(self._grids, grids.states, strict=True)]
+        norm = cast("BucketNorm", cast("Composed", self.codecs[0]).parts.scale)
+        cut, lost = norm.cut(values, State(values.size)), np.empty(len(rules))
+        noise_of_levels(
+            cut.x,
+            cut.bucket,
+            cut.scales,
+            np.array([(rule.number, rule.mirrored, rule.steps) for rule in rules]),
+            grids.levels.astype(np.float32),
+            grids.starts,
+            np.array(keys, np.uint64),
+            near,
+            scale,
+            factor,
+            variance,
+            lost,
+        )
+        return lost
 
 
 def _fits(grids: Sequence[LevelGrid], sketch: MomentSketch) -> dict[int, State]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace.codecs import Codec
-from gtrace.codecs.level_noise import LevelNoise, noisy_together
+from gtrace.codecs.level_sets import LevelSets, noisy_together
 from gtrace.codecs.link import LinkOptions, Sender, refitted
 from gtrace.errors import TraceError
 from gtrace.kernels.noise import contrast, noise_of_two, weighted_grams
@@ -155,8 +155,8 @@ class _Window(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _level_noise(codecs: tuple[Codec, ...]) -> LevelNoise:
-    return LevelNoise(codecs)
+def _level_noise(codecs: tuple[Codec, ...]) -> LevelSets:
+    return LevelSets(codecs)
 
 
 class _Tensor:
@@ -255,7 +255,7 @@ class _Tensor:
             if together.adaptive:
                 sketch = self._sketch(codecs[0][0], window, max(0, middle - 1))
             values = window.values[middle]
-            return together.add(sketch, values, window.keys, window.near, self._scale, factor, variances)
+            return together.add_noise(sketch, values, window.keys, window.near, self._scale, factor, variances)
 
         return self._of_errors(len(codecs), add)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gtrace
-from gtrace.codecs.level_noise import LevelNoise, noisy_together
+from gtrace.codecs.level_sets import LevelSets, noisy_together
 from gtrace.kernels.noise import noise_of_two
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key
@@ -21,9 +21,9 @@ def test_many_encode_like_each(specs):
     assert all(map(noisy_together, codecs))
     scale, factor, variances = np.linspace(1, 2, values.size), 0.7, np.ones((len(codecs), values.size))
     keys = [Key.derive(5, tensor="w", draw=draw) for draw in (0, 1)]
-    together, sketch = LevelNoise(codecs), MomentSketch.from_spec(near, codecs[0].needs)
+    together, sketch = LevelSets(codecs), MomentSketch.from_spec(near, codecs[0].needs)
     assert together.adaptive == (specs != FIXED)
-    lost = together.add(sketch if together.adaptive else None, values, keys, near, scale, factor, variances)
+    lost = together.add_noise(sketch if together.adaptive else None, values, keys, near, scale, factor, variances)
     for codec, found, variance in zip(codecs, lost, variances, strict=True):
         state = codec.fit(codec.init(values.size), sketch, 0)
         both, expected = [codec.simulate(state, values, key).values for key in keys], np.ones(values.size)

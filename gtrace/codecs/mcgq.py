@@ -1,4 +1,8 @@
-"""MCGQ: sample the gradient's magnitudes systematically and count the hits of each coordinate."""
+"""MCGQ: sample the gradient's magnitudes systematically and count the hits of each coordinate.
+
+Counts are run-length coded, most significant bit first. The stream has two widths, B_g and B_RLE, and the symbols: a
+non-zero one in B_g bits of two's complement, a maximal run of zeros as one zero in B_g bits and its length in B_RLE.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import math
 import struct
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,7 +21,7 @@ from gtrace.codecs.memory import Accumulated
 from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
 from gtrace.coding.elias import ELIAS, EliasCode, as_integers
-from gtrace.coding.runlength import HEADER_BITS, measure_pieces, measure_runs, read_runs, read_widths, write_runs
+from gtrace.coding.fixed import from_words, to_words, word_room
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import mcgq as _mcgq
@@ -38,6 +42,55 @@ MAX_SAMPLES = 2**48
 #: dynamic sampling keeps the amount at or below this, and at one sample or more
 MAX_AMOUNT = 32.0
 _NORM_BYTES = 4
+_WIDTHS = struct.Struct(">II")
+#: if more values than this per byte are asked for, a decoder checks the whole stream before it allocates memory
+_EXPANSION = 64
+_FAULTS = {
+    _mcgq.SHORT: "the run-length stream ends early",
+    _mcgq.EMPTY_RUN: "the run-length stream holds a run of no zeros",
+    _mcgq.LONG_RUN: "the run-length stream holds a run beyond the last value",
+    _mcgq.ADJACENT_RUNS: "the run-length stream holds two runs in a row",
+    _mcgq.LOWEST_CODE: "the run-length stream holds the lowest code of its width, which no encoder writes",
+    _mcgq.PADDING: "the run-length stream goes on after its last value",
+}
+
+
+class Runs(NamedTuple):
+    """The numbers that determine the length of a run-length stream.
+
+    Attributes:
+        value_bits: B_g, 1 + bit length of the largest magnitude.
+        run_bits: B_RLE, bit length of the longest run of zeros.
+        symbols: number of values that are not zero, and of maximal runs of zeros.
+        runs: number of the latter.
+    """
+
+    value_bits: int
+    run_bits: int
+    symbols: int
+    runs: int
+
+    @classmethod
+    def of(cls, pieces: Iterable[NDArray[np.int64]]) -> Runs:
+        """Widths and counts of values in pieces, int64[n] each, in one pass.
+
+        Raises:
+            UsageError: -2^63, whose magnitude is beyond int64.
+        """
+        top = nonzero = runs = longest = behind = 0
+        for piece in pieces:
+            low, high, own, ended, run, behind = _mcgq.measure(piece, behind)
+            top, nonzero, runs = max(top, int(high), -int(low)), nonzero + int(own), runs + int(ended)
+            longest = max(longest, int(run))
+        if top > np.iinfo(np.int64).max:
+            raise UsageError("run-length code: -2^63 cannot be coded; its magnitude is beyond 63 bits")
+        runs += behind > 0
+        return cls(1 + top.bit_length(), max(longest, int(behind)).bit_length(), nonzero + runs, runs)
+
+    @property
+    def bits(self) -> int:
+        """Length of the symbols in bits, the two widths not counted."""
+        return self.value_bits * self.symbols + self.run_bits * self.runs
 
 
 def sample_count(size: int, amount: float) -> int:
@@ -104,7 +157,7 @@ def payload_bits(q: ArrayLike, with_norm: bool = False) -> int:
     >>> payload_bits([2, -1, 0, 0, 0, 3, 0, 1])
     86
     """
-    return HEADER_BITS + (8 * _NORM_BYTES if with_norm else 0) + measure_runs(_integers(q)).bits
+    return 8 * (_WIDTHS.size + _NORM_BYTES * with_norm) + Runs.of([_integers(q)]).bits
 
 
 def encode_counts(q: ArrayLike, norm: float | None = None) -> bytes:
@@ -128,13 +181,15 @@ def encode_counts(q: ArrayLike, norm: float | None = None) -> bytes:
     [2, -1, 0, 0, 0, 3, 0, 1]
     """
     values = _integers(q)
-    runs = measure_runs(values)
+    runs = Runs.of([values])
     sent = b""
     if norm is not None:
         if not 0 <= norm <= FLOAT32_MAX:
             raise UsageError(f"mcgq: the norm {norm:g} cannot be sent; it must be from 0 to the largest float32")
         sent = struct.pack(">f", norm)
-    return runs.header + sent + write_runs(values, runs)
+    words = word_room(runs.bits)
+    _mcgq.write(values, runs.value_bits, runs.run_bits, words)
+    return _WIDTHS.pack(runs.value_bits, runs.run_bits) + sent + from_words(words, runs.bits, "high")
 
 
 def decode_counts(
@@ -158,14 +213,18 @@ def decode_counts(
     """
     if n < 0:
         raise UsageError(f"mcgq: {n} counts cannot be decoded")
-    value_bits, run_bits = read_widths(payload)
-    body = memoryview(payload)[HEADER_BITS // 8 :]
+    if len(payload) < _WIDTHS.size:
+        raise PayloadError(f"{len(payload)} bytes are shorter than the {_WIDTHS.size} of a run-length header")
+    value_bits, run_bits = _WIDTHS.unpack_from(payload)
+    if not 1 <= value_bits <= 64 or run_bits > 64:
+        raise PayloadError(f"the run-length header asks for {value_bits} and {run_bits} bits; at most 64 are used")
+    body = memoryview(payload)[_WIDTHS.size :]
     found: list[tuple[NDArray[np.int64], float | None]] = []
     faults: list[PayloadError] = []
     for normed in (False, True) if with_norm is None else (with_norm,):
         try:
             norm = _read_norm(body, ">f") if normed else None
-            found.append((read_runs(body[_NORM_BYTES * normed :], value_bits, run_bits, n), norm))
+            found.append((_read_runs(body[_NORM_BYTES * normed :], value_bits, run_bits, n), norm))
         except PayloadError as fault:
             faults.append(fault)
     if not found:
@@ -359,7 +418,7 @@ class Mcgq(Composed):
         """Bits of the payload of counts that come in pieces."""
         norm = 8 * _NORM_BYTES * self.with_norm
         if self.coder == "runlength":
-            return norm + HEADER_BITS + measure_pieces(pieces).bits
+            return norm + 8 * _WIDTHS.size + Runs.of(pieces).bits
         return norm + sum(EliasCode(self.coder).bits(q) for q in pieces)
 
     measured = Codec.measured
@@ -441,6 +500,20 @@ def _read_norm(body: memoryview, layout: str) -> float:
     if not 0 <= norm < math.inf:
         raise PayloadError(f"mcgq: the payload holds a norm of {norm:g}")
     return norm
+
+
+def _read_runs(data: memoryview, value_bits: int, run_bits: int, count: int) -> NDArray[np.int64]:
+    """The symbols of :func:`encode_counts`: int64[count], which must use all of ``data``."""
+    words, out = to_words(data, "high"), np.empty(0, np.int64)
+    fault = _mcgq.GOOD
+    if count > _EXPANSION * len(data):
+        fault = _mcgq.read(words, 8 * len(data), value_bits, run_bits, count, out)
+    if fault == _mcgq.GOOD:
+        out = np.zeros(count, np.int64)
+        fault = _mcgq.read(words, 8 * len(data), value_bits, run_bits, count, out)
+    if fault != _mcgq.GOOD:
+        raise PayloadError(_FAULTS[fault])
+    return out
 
 
 def _integers(q: ArrayLike) -> NDArray[np.int64]:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import gtrace
 from gtrace.codecs import mcgq
-from gtrace.coding.runlength import measure_runs
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import counter
 from gtrace.types import Key
@@ -43,7 +42,7 @@ def test_golden_counts(case):
     assert mcgq._total(np.array(case["g"], np.float32)) / case["N"] == case["scale"]
     assert mcgq.payload_bits(q) == case["bits"]
     assert mcgq.payload_bits(q, with_norm=True) == case["bits_with_norm"]
-    assert measure_runs(q).value_bits == case["max_bits"]
+    assert mcgq.Runs.of([q]).value_bits == case["max_bits"]
 
 
 def tie_heavy(seed):
@@ -129,7 +128,7 @@ def test_golden_payloads(case):
     q, n = case["q"], len(case["q"])
     assert mcgq.payload_bits(q) == case["total"]
     assert mcgq.payload_bits(q, True) == case["total_with_norm"]
-    assert measure_runs(np.array(q, np.int64)).value_bits == case["Bg"]
+    assert mcgq.Runs.of([np.array(q, np.int64)]).value_bits == case["Bg"]
     for norm, wanted in ((None, case["hex"]), (2.5, case["hex_with_norm_2_5"])):
         data = mcgq.encode_counts(q, norm)
         assert data.hex() == wanted

@@ -17,13 +17,18 @@ from gtrace.codecs.memory import UNITS, Residual, averaged, saturating
 from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Memory, Nearest, Parts
 from gtrace.codecs.spec import codec
 from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
-from gtrace.coding.fixed import from_words, read_floats, to_words, width_for, word_room
+from gtrace.coding.fixed import fixed_size, read_floats, width_for
 from gtrace.coding.huffman import CodedBlock, Floats, decode_floats, expected_floats
-from gtrace.coding.sparse import decode_positions, decode_sparse, encode_positions
+from gtrace.coding.sparse import (
+    decode_positions,
+    decode_sparse,
+    encode_positions,
+    pack_positions,
+    unpack_positions,
+)
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import elementwise as _elementwise
-from gtrace.kernels import elias as _elias
 from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.types import Expectation, Key, State, SummarySpec
 
@@ -276,7 +281,7 @@ class IndexValue(Coder):
 
     def places(self, symbols: Kept) -> bytes:
         if self.coder == "fixed":
-            return _fixed(symbols.positions, symbols.size)
+            return pack_positions(symbols.positions, symbols.size)
         return encode_positions(symbols.positions, symbols.size)
 
     def find(self, data: memoryview, size: int, count: int) -> NDArray[np.int64]:
@@ -285,7 +290,7 @@ class IndexValue(Coder):
         Raises:
             PayloadError: bytes that it never returns.
         """
-        found = decode_positions(data, size) if self.coder == "gaps" else _positions(data, size, count)
+        found = decode_positions(data, size) if self.coder == "gaps" else unpack_positions(data, size, count)
         if found.size != count:
             raise PayloadError(f"payload holds {found.size} positions of {count} values")
         return found
@@ -307,10 +312,10 @@ class IndexValue(Coder):
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         if self.coder == "fixed":
             count = 8 * len(data) // (32 + width_for(size))
-            split = -(-count * width_for(size) // 8)
+            split = fixed_size(count, width_for(size))
             if len(data) != split + 4 * count:
                 raise PayloadError(f"payload body of {len(data)} bytes does not fit a tensor of {size} values")
-            return Kept(_positions(data[:split], size, count), read_floats(data[split:]), size)
+            return Kept(unpack_positions(data[:split], size, count), read_floats(data[split:]), size)
         if not flags:
             return Kept(*decode_sparse(data, size), size)
         if len(data) < _LENGTH.size:
@@ -575,31 +580,6 @@ def largest(ranks: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
     found = np.empty(rows.shape[0] * count + 1, np.int64)
     _compare.largest(rows, count, found)
     return found[:-1]
-
-
-def _fixed(positions: NDArray[np.int64], size: int) -> bytes:
-    """Positions in ``width_for(size)`` bits each, and nothing else: the body's length gives their number."""
-    width = width_for(size)
-    words = word_room(positions.size * width)
-    if width:
-        _elias.write_wide(positions, width, words)
-    return from_words(words, positions.size * width)
-
-
-def _positions(data: memoryview, size: int, count: int) -> NDArray[np.int64]:
-    """``count`` positions as :func:`_fixed` writes them.
-
-    Raises:
-        PayloadError: other bytes.
-    """
-    width = width_for(size)
-    spare = 8 * len(data) - count * width
-    if count > size or not 0 <= spare < 8 or (spare and data[-1] >> (8 - spare)):
-        raise PayloadError(f"{len(data)} bytes of positions do not fit a tensor of {size} values, or end with set bits")
-    positions = np.zeros(count, np.int64)
-    if width and not _elias.read_wide(to_words(data), width, size, positions):
-        raise PayloadError("payload holds positions that are not ascending or lie beyond the tensor")
-    return positions
 
 
 @method

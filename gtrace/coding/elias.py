@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gtrace.coding.fixed import from_words, to_words, word_room
+from gtrace.coding.fixed import ends_after, from_words, to_words, word_room
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elias as _elias
 
@@ -185,7 +185,7 @@ class EliasCode:
                 out,
             )
         )
-        if used < 0 or -(-used // 8) != size or (used % 8 and data[-1] >> (used % 8)):
+        if not ends_after(data, used):
             raise PayloadError("the Elias stream ends early, is too long or holds a code that no encoder writes")
         return out
 

@@ -96,8 +96,7 @@ def checked_fixed(data: bytes | memoryview, count: int, width: int) -> NDArray[n
     raw = np.frombuffer(data, np.uint8)
     if raw.size != fixed_size(count, width):
         raise PayloadError(f"{raw.size} bytes of symbols where {fixed_size(count, width)} were expected")
-    spare = raw.size * 8 - count * width
-    if spare and raw[-1] >> (8 - spare):
+    if not ends_after(raw, count * width):
         raise PayloadError("padding after the last symbol is not zero")
     return raw
 
@@ -118,6 +117,11 @@ def sign_first(codes: NDArray[np.uint16], width: int) -> NDArray[np.uint16]:
     out = np.empty_like(codes)
     _codes.rotate_right(codes, width, out)
     return out
+
+
+def ends_after(data: bytes | memoryview | NDArray[np.uint8], bits: int) -> bool:
+    """Whether bytes end with a stream of this many bits, the rest of the last byte zero; False for less than none."""
+    return bits >= 0 and -(-bits // 8) == len(data) and not (bits % 8 and data[-1] >> bits % 8)
 
 
 def word_room(bits: int) -> NDArray[np.uint64]:

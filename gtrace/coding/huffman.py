@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.coding.fixed import finite, fixed_size, pack_fixed, unpack_fixed, width_for
+from gtrace.coding.fixed import ends_after, finite, fixed_size, pack_fixed, unpack_fixed, width_for
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import bits as _bits
 from gtrace.kernels import codes as _prefix_codes
@@ -129,7 +129,7 @@ class HuffmanCode:
         used = int(
             _prefix_codes.prefix_decode(raw, *self._at_once, self._first_code, self._first_index, self._ordered, out)
         )
-        if used < 0 or -(-used // 8) != raw.size or (used % 8 and raw[-1] >> (used % 8)):
+        if not ends_after(raw, used):
             raise PayloadError("the Huffman stream ends early, is too long or holds no code")
         return out
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.coding.elias import ELIAS, EliasCode
-from gtrace.coding.fixed import from_words, read_floats, to_words, width_for, word_room
+from gtrace.coding.fixed import ends_after, from_words, read_floats, to_words, width_for, word_room
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import codes as _codes
 from gtrace.kernels import elias as _elias
@@ -50,12 +50,10 @@ def encode_positions(positions: ArrayLike, size: int) -> bytes:
     head = bytes([method]) + p.size.to_bytes(_count_bytes(size), "little")
     if _ELIAS <= method < _RICE:
         return head + EliasCode(ELIAS[method - _ELIAS], origin=1, signed=False).encode(np.diff(p, prepend=-1))
-    words = word_room(bits)
     if method == _FIXED:
-        if bits:
-            _elias.write_wide(p, width_for(size), words)
-    else:
-        _elias.write_rice(p, method - _RICE, words)
+        return head + pack_positions(p, size)
+    words = word_room(bits)
+    _elias.write_rice(p, method - _RICE, words)
     return head + from_words(words, bits)
 
 
@@ -69,13 +67,7 @@ def decode_positions(data: bytes | memoryview, size: int) -> NDArray[np.int64]:
     body = memoryview(data)[1 + _count_bytes(size) :]
     bits = 8 * len(body)
     if method == _FIXED:
-        width = width_for(size)
-        used = count * width
-        if -(-used // 8) == len(body):
-            p = np.zeros(count, np.int64)
-            if (_elias.read_wide(to_words(body), width, size, p) if width else count <= size) and _padded(body, used):
-                return p
-        raise PayloadError("positions: not ascending, beyond the tensor, too short or too long")
+        return unpack_positions(body, size, count)
     if bits < count:
         raise PayloadError(f"positions: {len(body)} bytes cannot hold {count} of them")
     if method < _RICE:
@@ -85,9 +77,32 @@ def decode_positions(data: bytes | memoryview, size: int) -> NDArray[np.int64]:
         return p
     p = np.empty(count, np.int64)
     used = int(_elias.read_rice(to_words(body), bits, method - _RICE, size, p))
-    if used < 0 or -(-used // 8) != len(body) or not _padded(body, used):
+    if not ends_after(body, used):
         raise PayloadError("positions: the stream ends early, is too long or leaves the tensor")
     return p
+
+
+def pack_positions(positions: NDArray[np.int64], size: int) -> bytes:
+    """Positions below ``size`` in as many bits each as ``size`` needs; the last byte is padded with zeros."""
+    width = width_for(size)
+    words = word_room(positions.size * width)
+    if width:
+        _elias.write_wide(positions, width, words)
+    return from_words(words, positions.size * width)
+
+
+def unpack_positions(data: bytes | memoryview, size: int, count: int) -> NDArray[np.int64]:
+    """Undo :func:`pack_positions` for ``count`` positions: int64[count].
+
+    Raises:
+        PayloadError: the bytes are not such positions.
+    """
+    width = width_for(size)
+    if count <= size and ends_after(data, count * width):
+        positions = np.zeros(count, np.int64)
+        if not width or _elias.read_wide(to_words(data), width, size, positions):
+            return positions
+    raise PayloadError("positions: not ascending, beyond the tensor, too short or too long")
 
 
 def decode_sparse(data: bytes | memoryview, size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -154,11 +169,6 @@ def _head(data: bytes | memoryview, size: int) -> tuple[int, int]:
     return method, count
 
 
-def _padded(body: memoryview, used: int) -> bool:
-    """Whether the bits after the last code are zero."""
-    return used % 8 == 0 or body[-1] >> (used % 8) == 0
-
-
 class PrefixCode:
     """The prefix code of Chmiel et al. (Neural gradients are near-lognormal, 2021) for stochastically pruned tensors.
 
@@ -217,7 +227,7 @@ class PrefixCode:
         padded = np.zeros(raw.size + _codes.SLACK, np.uint8)
         padded[: raw.size] = raw
         used = int(_codes.read_pruned(padded, raw.size, self._pattern, out))
-        if used < 0 or -(-used // 8) != raw.size or (used % 8 and raw[-1] >> (used % 8)):
+        if not ends_after(raw, used):
             raise PayloadError("the prefix-coded stream ends early, is too long or holds what no encoder writes")
         return out.view(np.float32)
 

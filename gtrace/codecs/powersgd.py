@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.codecs.base import Averaged, Codec, EncodedPart, advance, checked_values, parameter
+from gtrace.codecs.base import Averaged, EncodedPart, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import UNITS, saturating
 from gtrace.codecs.parts import FLOAT32_MAX
@@ -98,8 +98,12 @@ class PowerSgd(Composed):
 
     def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """This worker's P, then Q, row by row in float32."""
-        messages, _ = self._alone(state, x, key)
-        return b"".join(message.astype("<f4").tobytes() for message in messages), 0
+        if "q" not in state.arrays:
+            return x.astype("<f4").tobytes(), 0
+        given, start = _given(state, x), state.arrays["q"]
+        p = _times([given], self._rows(state), start)
+        q = _transposed_times([given], _orthonormal(p), len(start))
+        return p.astype("<f4").tobytes() + q.astype("<f4").tobytes(), 0
 
     def shared(self, state: State) -> bytes:
         """The number of rows, little-endian uint32; nothing for a tensor that is sent exactly."""
@@ -140,31 +144,26 @@ class PowerSgd(Composed):
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The part of the product; the factors count with the first part."""
-        if "p" not in state.arrays:
-            return Codec.encode_part(self, state, values, key, start)
-        x, p = checked_values(state, values), state.arrays["p"]
-        if not p.size:
+        x = checked_values(state, values)
+        prepared = self._prepared(state, x).arrays
+        if not prepared["p"].size:
             return EncodedPart(x, coded=32 * x.size)
-        q = state.arrays["right"]
+        p, q = prepared["p"], prepared["right"]
         return EncodedPart(_product(p, q, x.size, start), coded=0 if start else 32 * (p.size + q.size))
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         """A single worker's memory: the residual, and Q as the next start."""
-        if "p" in state.arrays:
-            given = _given(state, checked_values(state, values))
-            exact = not state.arrays["p"].size
-            return state if exact else state.with_arrays(residual=saturating(given, decoded, scale_y=-1.0))
-        return self._alone(state, values, _START)[1].state
+        x = checked_values(state, values)
+        prepared = self._prepared(state, x)
+        if not prepared.arrays["p"].size:
+            return state
+        after = state.with_arrays(residual=saturating(_given(state, x), decoded, scale_y=-1.0))
+        # After all parts of a tensor, settled does the rest.
+        return after if prepared is state else self.settled(after, prepared)
 
-    def _alone(self, state: State, values: ArrayLike, key: tuple[int, int]) -> tuple[list[Values], Averaged]:
-        """All messages of one worker without others, and the result of its rounds."""
-        run = self.rounds(state, values, key)
-        messages: list[Values] = []
-        found = advance(run)
-        while not isinstance(found, Averaged):
-            messages.append(found)
-            found = advance(run, found)
-        return messages, found
+    def _prepared(self, state: State, x: Values) -> State:
+        """The state with the factors, of which the whole tensor's has none yet."""
+        return state if "p" in state.arrays else self.prepare(state, lambda: iter([(state, x)]), _START)
 
     def _following(self, q: Values, start: Values) -> Values:
         """The start of the next step's iteration."""

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
+from gtrace.codecs import grids
 from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import Composed, method
-from gtrace.codecs.grids import (
-    EntropySpaced,
-    EqualSteps,
-    Exponents,
-    FittedPowers,
-    LeastVariance,
-    LeastVarianceByGradient,
-    Optimal,
-    Powers,
-    PowersOfHalf,
-    Stochastic,
-    Ternary,
-)
 from gtrace.codecs.parts import Grid, Parts, Scale
 from gtrace.codecs.scales import BucketNorm, NoNorm
 
@@ -52,7 +40,7 @@ _AMQ_CORRECTIONS = (
 
 def levels(grid: Grid, scale: Scale | None = None) -> Parts:
     """The parts of a method of levels: buckets over their l2 norm, unless another scale is given."""
-    return Parts(scale=scale or BucketNorm(), grid=grid, rounding=Stochastic(), coder=SharedCode())
+    return Parts(scale=scale or BucketNorm(), grid=grid, rounding=grids.Stochastic(), coder=SharedCode())
 
 
 @method
@@ -60,7 +48,7 @@ class Qsgd(Composed):
     """QSGD with the l2 norm."""
 
     name = "qsgd"
-    parts = levels(EqualSteps())
+    parts = levels(grids.EqualSteps())
     summary = "uniform levels, buckets scaled by their l2 norm"
     formula = "Q(v) = ||v_b||_2 sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
     paper = "Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017"
@@ -76,7 +64,7 @@ class QsgdInf(Composed):
     """QSGD with the max norm."""
 
     name = "qsgdinf"
-    parts = levels(EqualSteps(), BucketNorm("linf"))
+    parts = levels(grids.EqualSteps(), BucketNorm("linf"))
     summary = "uniform levels, buckets scaled by their largest magnitude"
     formula = "Q(v) = max|v_b| sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
     paper = "Alistarh et al., QSGD, 2017 (max-norm variant, see Faghri et al., 2020)"
@@ -93,7 +81,7 @@ class TernGrad(Composed):
     """Levels {0, 1} times the largest magnitude, whatever the bits."""
 
     name = "terngrad"
-    parts = levels(Ternary(), BucketNorm("linf"))
+    parts = levels(grids.Ternary(), BucketNorm("linf"))
     summary = "levels 0 and 1, buckets scaled by their largest magnitude"
     formula = "Q(v) = max|v_b| sign(v) b, b = 1 with probability |v| / max|v_b|"
     paper = "Wen et al., TernGrad: Ternary Gradients to Reduce Communication, 2017"
@@ -109,7 +97,7 @@ class Nuqsgd(Composed):
     """Exponential levels 1, p, p^2, ... (and 0)."""
 
     name = "nuqsgd"
-    parts = levels(Powers())
+    parts = levels(grids.Powers())
     summary = "levels at powers of 1/2, buckets scaled by their l2 norm"
     formula = "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}, m = 2^(bits-1), rounded stochastically"
     paper = "Ramezani-Kebrya et al., NUQSGD: Provably Communication-Efficient Data-Parallel SGD, 2021"
@@ -126,7 +114,7 @@ class Luq(Composed):
     """Powers of 1/2 below a tensor's largest magnitude: FP4 with three bits of exponent at four bits."""
 
     name = "luq"
-    parts = levels(PowersOfHalf(), BucketNorm("linf", None))
+    parts = levels(grids.PowersOfHalf(), BucketNorm("linf", None))
     summary = "powers of 1/2 below the largest magnitude, rounded at random"
     formula = """Q(v) = M sign(v) l, l in {0, 2^-(m-2), ..., 1/2, 1}, m = 2^(bits-1), M = max|v|, rounded
     stochastically, below the least level too"""
@@ -144,7 +132,7 @@ class Natural(Composed):
     """Stochastic rounding to powers of two; no scale is sent."""
 
     name = "natural"
-    parts = levels(Exponents(), NoNorm())
+    parts = levels(grids.Exponents(), NoNorm())
     summary = "values rounded to powers of two, no scale"
     formula = "Q(v) = sign(v) 2^e or sign(v) 2^(e+1), 2^e <= |v| < 2^(e+1), rounded stochastically"
     paper = "Horvath et al., Natural Compression for Distributed Deep Learning, 2022"
@@ -163,7 +151,7 @@ class Alq(Composed):
     """ALQ: coordinate descent on the variance, buckets weighted by their squared norm."""
 
     name = "alq"
-    parts = levels(LeastVariance())
+    parts = levels(grids.LeastVariance())
     summary = "levels of least variance by coordinate descent, buckets weighted by squared norm"
     formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 5"
@@ -180,7 +168,7 @@ class AlqN(Composed):
     """ALQ-N: the same on the normalized variance."""
 
     name = "alq-n"
-    parts = levels(LeastVariance(weighted=False))
+    parts = levels(grids.LeastVariance(weighted=False))
     summary = "like alq, with equal weight for every bucket"
     formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 5 with equal weights"
@@ -197,7 +185,7 @@ class AlqG(Composed):
     """ALQG: gradient descent instead of coordinate descent."""
 
     name = "alqg"
-    parts = levels(LeastVarianceByGradient())
+    parts = levels(grids.LeastVarianceByGradient())
     summary = "like alq, by gradient descent"
     formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 7"
@@ -214,7 +202,7 @@ class AlqGN(Composed):
     """ALQG-N: gradient descent on the normalized variance."""
 
     name = "alqg-n"
-    parts = levels(LeastVarianceByGradient(weighted=False))
+    parts = levels(grids.LeastVarianceByGradient(weighted=False))
     summary = "like alq-n, by gradient descent"
     formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 7 with equal weights"
@@ -230,7 +218,7 @@ class Amq(Composed):
     """AMQ: buckets weighted by their squared norm."""
 
     name = "amq"
-    parts = levels(FittedPowers())
+    parts = levels(grids.FittedPowers())
     summary = "levels at powers of a fitted multiplier, buckets weighted by squared norm"
     formula = _AMQ_FORMULA
     paper = f"{_ALQ}, Eq. 8"
@@ -247,7 +235,7 @@ class AmqN(Composed):
     """AMQ-N: equal weight for every bucket."""
 
     name = "amq-n"
-    parts = levels(FittedPowers(weighted=False))
+    parts = levels(grids.FittedPowers(weighted=False))
     summary = "like amq, with equal weight for every bucket"
     formula = _AMQ_FORMULA
     paper = f"{_ALQ}, Eq. 8 with equal weights"
@@ -263,7 +251,7 @@ class Ecq(Composed):
     """Levels of least error at a given entropy: what scalar quantizers without bias can do at measured bits."""
 
     name = "ecq"
-    parts = levels(EntropySpaced(), BucketNorm("linf"))
+    parts = levels(grids.EntropySpaced(), BucketNorm("linf"))
     summary = "levels of least error at a given entropy, buckets scaled by their largest magnitude"
     formula = """Q(v) = max|v_b| sign(v) l, l in {0, (k d)^g, 1}, rounded stochastically; d and g minimize the error at
     an entropy of bits"""
@@ -281,7 +269,7 @@ class ZipMl(Composed):
     """Optimal levels by dynamic programming on the moment sketch."""
 
     name = "zipml"
-    parts = levels(Optimal(), BucketNorm("linf"))
+    parts = levels(grids.Optimal(), BucketNorm("linf"))
     summary = "optimal levels for the data, buckets scaled by their largest magnitude"
     formula = "Q(v) = max|v_b| sign(v) l, rounded stochastically; l minimizes sum max|v_b|^2 (l+ - r)(r - l) exactly"
     paper = "Zhang et al., The ZipML Framework for Training Models with End-to-End Low Precision, 2017"

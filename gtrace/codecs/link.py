@@ -5,7 +5,7 @@ what it made of the messages before: shared bytes, and the memory of a codec tha
 decoding needs has traveled in a :class:`Message` and is counted. Simulated workers, real ranks, neural gradients and
 hooks into a training loop all use these two, and :func:`compress` sends a single tensor from one to the other.
 
-Values are arrays, or tensors that an :class:`Engine` encodes on their device.
+Values are arrays, or tensors that an engine encodes on their device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -40,16 +40,6 @@ T = TypeVar("T")
 _BLOCK = 1 << 20
 
 
-class Engine(Protocol):
-    """Encodes and decodes tensors where they are; arrays go through the codec itself."""
-
-    def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
-        """The payload of ``codec.encode``, with the same bytes for values on any device."""
-
-    def receive(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
-        """The result of ``codec.decode`` on a device."""
-
-
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
     """Options that all links of a training share.
@@ -57,12 +47,13 @@ class LinkOptions:
     Attributes:
         refit: when codecs are fitted.
         seed: seed of all keys.
-        engine: imports the engine for values that are not arrays, of codecs without memory; None if there are none.
+        engine: imports the module that encodes and decodes tensors on their device, with the same bytes, of codecs
+            without memory; None if all values are arrays.
     """
 
     refit: RefitSchedule
     seed: int = 0
-    engine: Callable[[], Engine] | None = None
+    engine: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +388,7 @@ class Receiver:
         held: what the codec keeps on this side; it has the tensor's size.
     """
 
-    def __init__(self, codec: Codec, size: int, engine: Callable[[], Engine] | None = None) -> None:
+    def __init__(self, codec: Codec, size: int, engine: Callable[[], Any] | None = None) -> None:
         self.shared = b""
         self.codec = codec
         self.held = State(size)

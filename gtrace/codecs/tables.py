@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from gtrace.kernels import rounding as _rounding
 from gtrace.kernels.compare import ascending
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from gtrace.codecs.parts import Values
@@ -104,11 +106,11 @@ def _integers(steps: int, top: int) -> Values:
 class Published(Entries):
     """A published table."""
 
-    table: Literal["nf4", "fp4", "dynamic8"] = "nf4"
+    table: Callable[[], Values]
 
     @property
     def entries(self) -> Values:
-        return _TABLES[self.table]()
+        return self.table()
 
 
 @cache
@@ -142,9 +144,6 @@ def _dynamic8() -> Values:
     return np.sort(np.array(found, np.float32))
 
 
-_TABLES = {"nf4": _normal_float, "fp4": _float4, "dynamic8": _dynamic8}
-
-
 @dataclass(frozen=True)
 class GroupMax(Scale):
     """The largest magnitude of each group, in float32."""
@@ -166,11 +165,12 @@ class CodeMeans(Scale):
     whole_tensor = True
     part_multiple = None
 
-    rule: Literal["uniform", "quantile"] = "uniform"
+    #: float32[n] -> its codes, uint16[n]
+    codes: Callable[[Values], NDArray[np.uint16]]
 
     def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """The values with 256 means, and the codes that gave them."""
-        codes, sums, counts = _RULES[self.rule](x), np.zeros(_CODES), np.zeros(_CODES, np.int64)
+        codes, sums, counts = self.codes(x), np.zeros(_CODES), np.zeros(_CODES, np.int64)
         _elementwise.add_by_code(x, codes, sums, counts)
         means = (sums / np.maximum(counts, 1)).astype(np.float32)
         return Scaled(x, means, self.over(x.size), codes=codes)
@@ -211,9 +211,6 @@ def _quantile_codes(x: Values) -> NDArray[np.uint16]:
     borders, codes = np.quantile(found.astype(np.float64), at)[1:-1].astype(np.float32), np.empty(x.size, np.uint16)
     _elementwise.round_to_table(x, x.size, np.ones(1, np.float32), borders, codes)
     return codes
-
-
-_RULES = {"uniform": _uniform_codes, "quantile": _quantile_codes}
 
 
 @dataclass(frozen=True)
@@ -273,7 +270,7 @@ class Nf4(Composed):
     """NormalFloat: 16 quantiles of a normal law."""
 
     name = "nf4"
-    parts = Parts(scale=BlockMax(64), grid=Published("nf4"), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=BlockMax(64), grid=Published(_normal_float), rounding=Nearest(), coder=OwnCode())
     summary = "16 quantiles of a normal law, blocks scaled by their largest magnitude"
     formula = "Q(v) = a t, t the nearest of 16 numbers to v / a, a = the block's largest |v|"
     paper = "Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023"
@@ -289,7 +286,7 @@ class Fp4(Composed):
     """bitsandbytes' four-bit float."""
 
     name = "fp4"
-    parts = Parts(scale=BlockMax(64), grid=Published("fp4"), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=BlockMax(64), grid=Published(_float4), rounding=Nearest(), coder=OwnCode())
     summary = "bitsandbytes' table of a four-bit float, blocks scaled by their largest magnitude"
     formula = "Q(v) = a t, t the nearest to v / a of 0, +-{1/16, 2, 3, 4, 6, 8, 12} / 12; a = the block's largest |v|"
     paper = "Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023 (FP4 of bitsandbytes)"
@@ -305,7 +302,7 @@ class Dynamic8(Composed):
     """The dynamic tree type of eight bits: seven decades, with more digits in the upper ones."""
 
     name = "dynamic8"
-    parts = Parts(scale=BlockMax(256), grid=Published("dynamic8"), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=BlockMax(256), grid=Published(_dynamic8), rounding=Nearest(), coder=OwnCode())
     summary = "8-bit numbers of seven decades, blocks scaled by their largest magnitude"
     formula = "Q(v) = a t, t the nearest of 256 numbers to v / a, a = the block's largest |v|"
     paper = _DETTMERS
@@ -320,7 +317,7 @@ class Uniform8(Composed):
     """256 equal steps over six standard deviations, decoded to the mean of their values."""
 
     name = "uniform8"
-    parts = Parts(scale=CodeMeans("uniform"), grid=Means(), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=CodeMeans(_uniform_codes), grid=Means(), rounding=Nearest(), coder=OwnCode())
     summary = "256 equal steps over six deviations, each decoded to the mean of its values"
     formula = "c = 128 + round(256 (v - mean) / (6 sigma)), within 0..255; Q(v) = the mean of the values with code c"
     paper = "Ryabinin et al., Distributed Deep Learning in Open Collaborations, 2021 (hivemind, uniform 8-bit)"
@@ -336,7 +333,7 @@ class Quantile8(Composed):
     """256 cells with equally many values, decoded to their means."""
 
     name = "quantile8"
-    parts = Parts(scale=CodeMeans("quantile"), grid=Means(), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=CodeMeans(_quantile_codes), grid=Means(), rounding=Nearest(), coder=OwnCode())
     summary = "256 cells of equally many values, each decoded to their mean"
     formula = "c = number of the quantiles k / 256 below v; Q(v) = the mean of the values with code c"
     paper = "Ryabinin et al., Distributed Deep Learning in Open Collaborations, 2021 (hivemind, quantile 8-bit)"

@@ -14,8 +14,18 @@ from gtrace.noise.estimates import (
     noise_ratio,
     pooled,
 )
-from gtrace.noise.prediction import ADAM, Dynamics, NoiseCosts, NoisePrediction, cost, predict
-from gtrace.noise.quadrature import FilteredRatio, bounded_ratio, filtered_ratio, impulse_weight
+from gtrace.noise.prediction import (
+    ADAM,
+    Dynamics,
+    FilteredRatio,
+    NoiseCosts,
+    NoisePrediction,
+    bounded_ratio,
+    cost,
+    filtered_ratio,
+    impulse_weight,
+    predict,
+)
 
 __all__ = [
     "ADAM",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.noise.quadrature import impulse_weight
+from gtrace.noise.prediction import impulse_weight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ from gtrace.errors import TraceError
 from gtrace.kernels.noise import contrast, noise_of_two, weighted_grams
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.noise import ADAM, NoiseCosts
-from gtrace.noise.quadrature import FEWEST, contrasts_of
+from gtrace.noise.prediction import FEWEST, contrasts_of
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.gradient_noise import RANKS, STEPS, stream

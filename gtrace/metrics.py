@@ -259,10 +259,7 @@ class RunningComparison:
         self, values: NDArray[np.float32], decoded: NDArray[np.float32], weights: NDArray[np.float64] | None = None
     ) -> None:
         """The next part: two float32[n], and with every part or with none its weights, float64[n]."""
-        if weights is not None:
-            self._weighted = self._weighted or BlockSums(weighted_sums, 2)
-            self._weighted.add(values, decoded, weights)
-        self._size += values.size
+        self._weigh(values, decoded, weights)
         self._decoded.add(decoded)
         self._sums.add(values, decoded)
 
@@ -274,11 +271,16 @@ class RunningComparison:
         weights: NDArray[np.float64] | None,
     ) -> None:
         """The next part instead of :meth:`add`: decoded values and how often each occurs; :meth:`settle` gets sums."""
+        self._weigh(values, values, weights)
+        self._decoded.add_counted(decoded, counts)
+
+    def _weigh(
+        self, values: NDArray[np.float32], decoded: NDArray[np.float32], weights: NDArray[np.float64] | None
+    ) -> None:
+        self._size += values.size
         if weights is not None:
             self._weighted = self._weighted or BlockSums(weighted_sums, 2)
-            self._weighted.add(values, values, weights)
-        self._size += values.size
-        self._decoded.add_counted(decoded, counts)
+            self._weighted.add(values, decoded, weights)
 
     def settle(self, sums: NDArray[np.float64]) -> None:
         """The sums of :func:`gtrace.kernels.compare.compare` over all values."""

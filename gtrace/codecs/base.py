@@ -39,6 +39,7 @@ def parameter(
     minimum: float | None = None,
     maximum: float | None = None,
     optional: bool = False,
+    doubling: bool = False,
 ) -> Any:
     """A dataclass field that is a codec parameter.
 
@@ -49,6 +50,7 @@ def parameter(
         minimum: the least number allowed.
         maximum: the largest number allowed.
         optional: ``none`` is allowed.
+        doubling: only powers of two are allowed.
     """
     return field(
         default=default,
@@ -58,6 +60,7 @@ def parameter(
             "minimum": minimum,
             "maximum": maximum,
             "optional": optional or default is None,
+            "doubling": doubling,
         },
     )
 
@@ -110,6 +113,11 @@ class CodedBits(NamedTuple):
         """Bits for ``size`` values with these symbols and ``head`` bits that are the same with every coder."""
         size = max(1, size)
         return cls((head + found.fixed) / size, (head + found.entropy) / size, (head + found.huffman) / size)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """As fields of :class:`~gtrace.types.Expectation`."""
+        return {f"bits_{name}": bits for name, bits in self._asdict().items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -357,8 +365,7 @@ class Codec(ABC):
 
         Args:
             held: what it held before; ``State(size)`` before the first message.
-            shared: as for :meth:`decode`.
-            payload: as for :meth:`decode`.
+            shared, payload: as for :meth:`decode`.
 
         Returns:
             the values that it ends with, float32[size], and what it holds from now on.
@@ -384,12 +391,8 @@ class Codec(ABC):
         """The messages of a worker with a :attr:`linear` codec, round by round, while all others do the same.
 
         Each round yields float32 values and receives their mean over all workers; in the end every worker holds the
-        same decoded gradient. Such a codec is never fitted. :meth:`encode` sends what a single worker would send.
-
-        Args:
-            state: as in :meth:`encode`.
-            values: as in :meth:`encode`.
-            key: as in :meth:`encode`; each worker has its own.
+        same decoded gradient. Such a codec is never fitted. :meth:`encode` sends what a single worker would send; each
+        worker has a key of its own.
 
         Raises:
             UsageError: the codec is not linear; later, as in :meth:`encode`.
@@ -416,10 +419,7 @@ class Codec(ABC):
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
         """E sum w (Q(v) - v)^2 of one encoding, with a weight w for each element's squared error.
 
-        Args:
-            state: as in :meth:`expect`.
-            sketch: as in :meth:`expect`.
-            weighted: the same sketch with ``weights``, see :meth:`~gtrace.sketch.MomentSketch.of`.
+        ``weighted`` is the same sketch with ``weights``, see :meth:`~gtrace.sketch.MomentSketch.of`.
         """
         return self.expect(state, weighted).squared_error
 
@@ -550,7 +550,7 @@ def _written(value: Any) -> str:
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def _number(kind: str, value: Any) -> float:
+def _number(kind: str, value: Any) -> Any:
     """A value of a parameter of the type ``kind``, perhaps from text."""
     if kind.startswith("bool"):
         return _BOOLEANS[value.lower()] if isinstance(value, str) else bool(value)
@@ -582,4 +582,6 @@ def _checked(name: str, item: dataclasses.Field[Any], value: Any) -> Any:
             f"at least {low:g}" if high is None else f"at most {high:g}" if low is None else f"{low:g} to {high:g}"
         )
         raise UsageError(f"{where}={value} is out of range; it must be {allowed}")
+    if meta["doubling"] and number & (number - 1):
+        raise UsageError(f"{where}={number} is not a power of two; try {1 << number.bit_length()}")
     return number

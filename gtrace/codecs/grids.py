@@ -290,21 +290,19 @@ class Symbols(NamedTuple):
 
 def symbols_of(levels: Values, zero: bool, sketch: MomentSketch) -> Symbols:
     """The symbols that these levels give on a sketched tensor."""
+
+    def find() -> Symbols:
+        # For a read-only array the kernel would be compiled again.
+        magnitudes = sketch.probabilities(levels, zero).copy()
+        # The sketch has no sign, so both signs get the same share.
+        odds = np.empty(2 * magnitudes.size - int(zero))
+        lengths, numbers = np.empty(odds.size, np.uint8), np.empty(_symbols.SYMBOL_NUMBERS)
+        _symbols.tell_symbols(magnitudes, not zero, float(sketch.quantized), MAX_LENGTH, odds, lengths, numbers)
+        return Symbols(odds, lengths, float(width_for(lengths.size)), *numbers.tolist())
+
     # A sweep judges a codec on a step's sketch and fits it to the same sketch for the next step.
-    found: Symbols = sketch.remember((levels.tobytes(), zero, "symbols"), lambda: _symbols_of(levels, zero, sketch))
+    found: Symbols = sketch.remember((levels.tobytes(), zero, "symbols"), find)
     return found
-
-
-def _symbols_of(levels: Values, zero: bool, sketch: MomentSketch) -> Symbols:
-    # For a read-only array the kernel would be compiled again.
-    magnitudes = sketch.probabilities(levels, zero).copy()
-    # The sketch has no sign, so both signs get the same share.
-    probabilities = np.empty(2 * magnitudes.size - int(zero))
-    lengths = np.empty(probabilities.size, np.uint8)
-    numbers = np.empty(_symbols.SYMBOL_NUMBERS)
-    _symbols.tell_symbols(magnitudes, not zero, float(sketch.quantized), MAX_LENGTH, probabilities, lengths, numbers)
-    bits, coded, sent = numbers.tolist()
-    return Symbols(probabilities, lengths, float(width_for(lengths.size)), bits, coded, sent)
 
 
 @dataclass(frozen=True)

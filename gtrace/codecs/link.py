@@ -193,11 +193,7 @@ class Sender:
             self.fit_seconds += time.thread_time() - start
 
     def sketch(self, values: Any, *, viewed: bool = False) -> MomentSketch:
-        """The sketch of float32[size] itself, for :meth:`~gtrace.codecs.Codec.allocate`; made on the host.
-
-        Args:
-            values: float32[size].
-            viewed: of what a stateful codec encodes instead of the values.
+        """The sketch of float32[size]; ``viewed``: of what a stateful codec encodes instead. Made on the host.
 
         Raises:
             UsageError: the codec is never fitted.
@@ -356,10 +352,6 @@ def allocate(sending: Iterable[tuple[Sender, Any]], step: int) -> None:
 
     The shares come from the gradients of all tensors of this step, as they do in a sweep. With several codecs, each
     allocates among its own tensors.
-
-    Args:
-        sending: the senders of a step with their values.
-        step: number of the step.
     """
     for codec, members in sharing((sender.codec, (sender, values)) for sender, values in sending):
         if not any(sender.due(step) for sender, _ in members):

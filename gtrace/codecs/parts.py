@@ -173,9 +173,14 @@ class Scale(Word):
         shared: int | None = getattr(self, self.per) if self.per else None
         return shared or max(1, size)
 
-    def measure(self, x: Values, state: State) -> Values:
-        """The scales of finite float32[n]; for a part of a tensor, the whole tensor's scale from the state."""
+    def measure(self, x: Values) -> Values:
+        """The scales of finite float32[n]."""
         return _NONE
+
+    def scales(self, x: Values, state: State) -> Values:
+        """The scales of finite float32[n]; of a part of a tensor, the whole tensor's scale, which the state has."""
+        whole = state.arrays.get("scale")
+        return self.measure(x) if whole is None else whole
 
     def whole(self, sums: Callable[[], TensorSums]) -> Values | None:
         """The scale of all parts of a tensor, float32[1]; None if parts do not need one."""
@@ -183,7 +188,7 @@ class Scale(Word):
 
     def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """Finite float32[n] with its scales; ``late``: the rounding may fill them in, see :attr:`checks`."""
-        return Scaled(x, self.measure(x, state), self.over(x.size))
+        return Scaled(x, self.scales(x, state), self.over(x.size))
 
     def head(self, body: memoryview, size: int) -> int:
         """Number of bytes of scales at the start of a body."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,21 +71,21 @@ class _OneRank:
 
     get_world_size, get_rank = size, rank
 
-    def all_reduce(self, tensor: Any, *_: Any, **__: Any) -> _Work:
+    def all_reduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
         self.sent.append(tensor.clone())
-        return _Work(self._torch, tensor)
+        return _done(self._torch, tensor)
 
     broadcast = all_reduce
 
-    def all_gather(self, outputs: Any, tensor: Any, *_: Any, **__: Any) -> _Work:
+    def all_gather(self, outputs: Any, tensor: Any, *_: Any, **__: Any) -> Any:
         self.sent.append(tensor.clone())
         outputs[0].copy_(tensor)
-        return _Work(self._torch, outputs)
+        return _done(self._torch, outputs)
 
-    def all_gather_into_tensor(self, output: Any, tensor: Any, *_: Any, **__: Any) -> _Work:
+    def all_gather_into_tensor(self, output: Any, tensor: Any, *_: Any, **__: Any) -> Any:
         self.sent.append(tensor.clone())
         output.copy_(tensor.reshape(output.shape))
-        return _Work(self._torch, output)
+        return _done(self._torch, output)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -101,42 +102,26 @@ class _OneRank:
                 setattr(module, name, function)
 
 
-class _Work:
+def _done(torch: Any, result: Any) -> Any:
     """A collective that is done."""
-
-    def __init__(self, torch: Any, result: Any) -> None:
-        self._future = torch.futures.Future()
-        self._future.set_result([result])
-
-    def get_future(self) -> Any:
-        return self._future
-
-    def wait(self) -> bool:
-        return True
+    future = torch.futures.Future()
+    future.set_result([result])
+    return SimpleNamespace(get_future=lambda: future, wait=lambda: True)
 
 
 class _Bucket:
     """What a hook sees of :class:`torch.distributed.GradBucket`: one parameter."""
 
     def __init__(self, tensor: Any) -> None:
-        self._buffer, self._shape = tensor.flatten(), tensor.shape
+        self._buffer = tensor.flatten()
+        self.gradients = self.parameters = lambda: [self._buffer.view(tensor.shape)]
+        self.index, self.is_last = lambda: 0, lambda: True
 
     def buffer(self) -> Any:
         return self._buffer
 
     def set_buffer(self, tensor: Any) -> None:
         self._buffer = tensor
-
-    def gradients(self) -> list[Any]:
-        return [self._buffer.view(self._shape)]
-
-    parameters = gradients
-
-    def index(self) -> int:
-        return 0
-
-    def is_last(self) -> bool:
-        return True
 
 
 class Grace:

@@ -151,9 +151,7 @@ class _PruningCodec(Composed):
             squared_error=error,
             bias=bias,
             sparsity=zeros,
-            bits_fixed=bits.fixed,
-            bits_entropy=bits.entropy,
-            bits_huffman=bits.huffman,
+            **bits.columns,
             bits_payload=bits.fixed if self.coder == "prefix" else bits.huffman,
             bits_norms=head,
         )

@@ -26,7 +26,7 @@ from gtrace.codecs.spec import register_wrapper
 from gtrace.codecs.wrappers import Coordinates
 from gtrace.coding.fixed import read_floats
 from gtrace.coding.huffman import CodedBlock, decode_block, tally
-from gtrace.errors import PayloadError, UsageError
+from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import hadamard as _hadamard
 from gtrace.kernels.counter import fill_uniform
@@ -48,16 +48,8 @@ _SURE = 8.0
 
 def block_parameter(default: int) -> Any:
     """The parameter ``block`` of a rotation."""
-    return parameter(default, "values that are mixed with each other, a power of two", minimum=2, maximum=1 << 20)
-
-
-def check_block(codec: Codec) -> None:
-    """Raise :class:`UsageError` if a codec's ``block`` is not a power of two."""
-    block: int = codec.block  # type: ignore[attr-defined]
-    if block & (block - 1):
-        raise UsageError(
-            f"codec {type(codec).name}: block={block} is not a power of two; try {1 << block.bit_length()}"
-        )
+    about = "values that are mixed with each other, a power of two"
+    return parameter(default, about, minimum=2, maximum=1 << 20, doubling=True)
 
 
 def rotated(x: Values, block: int, seed: int, *, signs: Values = _DRAWN, back: bool = False, start: int = 0) -> Values:
@@ -107,7 +99,6 @@ class Rotate(Coordinates):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_block(self)
         # Where every worker rotates by signs of its own, sums of payloads mean nothing.
         object.__setattr__(self, "linear", self.inner.linear and not self.random)
 
@@ -257,10 +248,6 @@ class Eden(Composed):
     block: int = block_parameter(8192)
     coder: str = coder_parameter()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_block(self)
-
     def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The body, and a flag for each block of symbols that has a code."""
         seed = key[1] & 0xFFFFFFFF
@@ -315,9 +302,7 @@ class Eden(Composed):
         assert whole.tallies is not None
         coarse = 1 << max(1, math.floor(self.bits))
         blocks = [CodedBlock.of(each, coder=self.coder) for each in np.split(whole.tallies, [coarse]) if each.size]
-        each = zip(*((b.bits, b.fixed, b.entropy, b.huffman) for b in blocks), strict=True)
-        bits = Measured(*(float(sum(lengths)) for lengths in each))
-        return whole.head // 8 + sum(block.size for block in blocks), CodedBits.of(bits, whole.head, size)
+        return whole.head // 8 + sum(b.size for b in blocks), CodedBits.of(_together(blocks), whole.head, size)
 
     def expected_on_normal(self, size: int) -> Expectation:
         """Error and bits of ``size`` values of energy 1, whatever they are, as far as rotated values are normal.
@@ -339,15 +324,12 @@ class Eden(Composed):
             # Every level has a code: of a short tensor nobody knows beforehand which ones do not occur.
             blocks.append(CodedBlock.of(counts, np.maximum(counts, 1.0), coder=self.coder))
         head = 8.0 * (_SEED.size * len(blocks) + 4 * piece_lengths(round(size * kept), self.block).size)
-        each = zip(*((b.bits, b.fixed, b.entropy, b.huffman) for b in blocks), strict=True)
-        sent, fixed, entropy, huffman = ((head + sum(lengths)) / max(1, size) for lengths in each)
+        found = _together(blocks)
         return Expectation(
             squared_error=1 / (kept * captured) - 1,
-            bits_fixed=fixed,
-            bits_entropy=entropy,
-            bits_huffman=huffman,
-            bits_payload=sent,
+            bits_payload=(head + found.sent) / max(1, size),
             bits_norms=head / max(1, size),
+            **CodedBits.of(found, head, size).columns,
         )
 
     def _shares(
@@ -410,6 +392,11 @@ class Eden(Composed):
         out = np.zeros(size, np.float32)
         out[kept] = x
         return out
+
+
+def _together(blocks: list[CodedBlock]) -> Measured:
+    """Bits of several blocks."""
+    return Measured(*map(sum, zip(*((b.bits, b.fixed, b.entropy, b.huffman) for b in blocks), strict=True)))
 
 
 @lru_cache(maxsize=1 << 12)

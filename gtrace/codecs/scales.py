@@ -63,7 +63,7 @@ class BucketNorm(Scale):
         split = self.quantized(x.size)
         x, tail, bucket = x[:split], x[split:], self.over(split)
         if not late or "scale" in state.arrays:
-            return Scaled(x, self.measure(x, state), bucket, tail)
+            return Scaled(x, self.scales(x, state), bucket, tail)
         check_finite(tail, split)
         return Scaled(x, np.empty(-(-split // bucket), np.float32), bucket, tail, NORM_CODES[self.norm])
 
@@ -72,9 +72,8 @@ class BucketNorm(Scale):
             return size - size % self.bucket_size
         return size
 
-    def measure(self, x: Values, state: State) -> Values:
-        whole = state.arrays.get("scale")
-        return bucket_scales(x, self.norm, self.bucket_size) if whole is None else whole
+    def measure(self, x: Values) -> Values:
+        return bucket_scales(x, self.norm, self.bucket_size)
 
     def whole(self, sums: Callable[[], TensorSums]) -> Values | None:
         return None if self.bucket_size is not None else sums().norm(self.norm)
@@ -105,7 +104,7 @@ class BlockMax(Scale):
         2048, "consecutive values that share a scale; none for the whole tensor", minimum=1, optional=True
     )
 
-    def measure(self, x: Values, state: State) -> Values:
+    def measure(self, x: Values) -> Values:
         return bucket_scales(x, "linf", self.over(x.size))
 
 
@@ -115,9 +114,8 @@ class Range(Scale):
 
     whole_tensor = True
 
-    def measure(self, x: Values, state: State) -> Values:
-        whole = state.arrays.get("scale")
-        return np.array([x.min(), x.max()] if x.size else [0.0, 0.0], np.float32) if whole is None else whole
+    def measure(self, x: Values) -> Values:
+        return np.array([x.min(), x.max()] if x.size else [0.0, 0.0], np.float32)
 
     def whole(self, sums: Callable[[], TensorSums]) -> Values:
         found = sums()
@@ -156,10 +154,7 @@ class Magnitude(Scale):
         value = {"mean": norm1 / size, "energy": energy / norm1, "rms": math.sqrt(energy / size)}[self.scale]
         return float(np.float32(min(value, float(FLOAT32_MAX))))
 
-    def measure(self, x: Values, state: State) -> Values:
-        whole = state.arrays.get("scale")
-        if whole is not None:
-            return whole
+    def measure(self, x: Values) -> Values:
         if not x.any():
             return np.empty(0, np.float32)
         sums = (0.0, 0.0) if self.scale == "none" else (float(power_sum(x, 1)), float(power_sum(x, 2)))
@@ -187,7 +182,7 @@ class TwoMeans(Scale):
         512, "consecutive values that share the two means; none for the whole tensor", minimum=1, optional=True
     )
 
-    def measure(self, x: Values, state: State) -> Values:
+    def measure(self, x: Values) -> Values:
         bucket = self.over(x.size)
         means = np.empty((-(-x.size // bucket), 2), np.float32)
         _elementwise.two_means(x, bucket, means)

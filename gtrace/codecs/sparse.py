@@ -396,9 +396,7 @@ class RandomChoice(FixedGrid):
             squared_error=self.weighted_error(parts, state, sketch, sketch),
             bias=0.0 if self.scale else (1 - share) * math.sqrt(sketch.energy),
             sparsity=1 - share * (1 - sketch.zeros / n),
-            bits_fixed=bits.fixed,
-            bits_entropy=bits.entropy,
-            bits_huffman=bits.huffman,
+            **bits.columns,
             bits_payload=bits.fixed if cast("SeedValue", parts.coder).coder == "fixed" else bits.huffman,
             bits_norms=0.0,
         )

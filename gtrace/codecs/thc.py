@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 import scipy as sp
 
-from gtrace.codecs.base import parameter
+from gtrace.codecs.base import CodedBits, parameter
 from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.grids import LevelGrid, Stochastic
 from gtrace.codecs.parts import FLOAT32_MAX, Parts, Scale, Scaled
-from gtrace.codecs.rotation import block_parameter, check_block, piece_lengths, rotated
+from gtrace.codecs.rotation import block_parameter, piece_lengths, rotated
 from gtrace.coding.huffman import CodedBlock
 from gtrace.errors import PayloadError, UsageError
 from gtrace.types import Expectation
@@ -101,11 +101,8 @@ class NormalRange(Scale):
     block: int = block_parameter(1024)
     outside: float = _outside()
 
-    def measure(self, x: Values, state: State) -> Values:
+    def measure(self, x: Values) -> Values:
         """The ranges, float32; what is rotated in pieces at the end has the largest of their ranges."""
-        shared = state.arrays.get("scale")
-        if shared is not None:
-            return shared
         lengths = piece_lengths(x.size, self.block)
         whole = x.size // self.block
         energy = np.add.reduceat(np.square(x, dtype=np.float64), np.cumsum(lengths) - lengths) if x.size else lengths
@@ -115,7 +112,7 @@ class NormalRange(Scale):
         return np.minimum(ranges, FLOAT32_MAX).astype(np.float32)
 
     def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
-        scales = self.measure(x, state)
+        scales = self.scales(x, state)
         each = np.repeat(scales, self.block)[: x.size]
         return Scaled(np.clip(x, -each, each), scales, self.block)
 
@@ -195,10 +192,6 @@ class Thc(Composed):
     0.0015 in all). Under shared-scale a sum takes more bits: with a granularity of 30, 8 workers fit in a byte."""
     related = ("eden", "rotate", "qsgdinf")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_block(self)
-
     def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
         return rotated(x, self.parameters["block"], number, back=back)
 
@@ -214,14 +207,12 @@ class Thc(Composed):
         odds = np.append(inner - up, outer) + np.append(outer, up)
         block = CodedBlock.of(size * odds, np.maximum(size * odds, 1.0), coder="fixed")
         head = 8.0 * _SEED.size + 8.0 * parts.scale.head(memoryview(b""), size)
-        fixed, entropy, huffman = ((head + bits) / max(1, size) for bits in (block.fixed, block.entropy, block.huffman))
+        bits = CodedBits.of(block, head, size)
         return Expectation(
             squared_error=float(cut + _rounding_error(a, b).sum()),
             bias=self.parameters["outside"],
-            bits_fixed=fixed,
-            bits_entropy=entropy,
-            bits_huffman=huffman,
-            bits_payload=fixed,
+            bits_payload=bits.fixed,
+            **bits.columns,
             bits_norms=head / max(1, size),
         )
 

@@ -146,7 +146,7 @@ class Wrapper(Codec):
         return self.inner.measured(whole, size)
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        return self.inner.encode(self.inner_state(state), self.given(state, values), key)
+        return self.inner.encode(self.inner_state(state), self.encoded(state, values, key, 0), self.inner_key(key))
 
     def update(self, state: State, values: ArrayLike, decoded: Values) -> State:
         given = self.given(state, values)
@@ -375,11 +375,10 @@ class Coordinates(Wrapper):
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The number if it is sent, then the inner body."""
-        x, number, shared = checked_values(state, values), self.number(state, key), self.shared(state)
-        payload = self.inner.encode(self.inner_state(state), self.turned(x, number), self.inner_key(key))
-        body, flags = open_envelope(payload, codec=self.inner.wire_name, size=x.size, shared=shared)
-        head = _NUMBER.pack(number) if self.sends_number else b""
-        return seal(head + body, codec=self.name, size=x.size, shared=shared, flags=flags)
+        payload, size, shared = super().encode(state, values, key), state.size, self.shared(state)
+        body, flags = open_envelope(payload, codec=self.inner.wire_name, size=size, shared=shared)
+        head = _NUMBER.pack(self.number(state, key)) if self.sends_number else b""
+        return seal(head + body, codec=self.name, size=size, shared=shared, flags=flags)
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> Values:
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)

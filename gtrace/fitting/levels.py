@@ -349,20 +349,7 @@ def alq_levels(
 
 
 def alq_level_sets(law: LawLike, bits: Iterable[int], zero: bool | None = True, weighted: bool = True) -> list[Floats]:
-    """:func:`alq_levels` of one law for several numbers of bits; a sketch remembers the results.
-
-    Args:
-        law: a sketch of the values, or a mixture.
-        bits: each 2 to 12, the sign included.
-        zero: as for :func:`alq_levels`.
-        weighted: as for :func:`alq_levels`.
-
-    Returns:
-        float64 levels, ascending, one array per number of bits.
-
-    Raises:
-        UsageError: as for :func:`alq_levels`.
-    """
+    """:func:`alq_levels` of one law for several numbers of bits, float64 levels for each; a sketch remembers them."""
     if not isinstance(law, MomentSketch):
         return [alq_levels(law, each, zero, weighted) for each in bits]
     mirrored = not zero

@@ -104,9 +104,6 @@ def optimal_level_sets(
 
     Returns:
         float64 levels, ascending, one array per count.
-
-    Raises:
-        UsageError: as for :func:`optimal_levels`.
     """
     keys = [("optimal", check_count("s", count, 2), lo, hi) for count in counts]
 

@@ -238,7 +238,7 @@ def _sums_of_codes(
         one.turned(np.asarray(sender.codec.view(sender.state, on_host(part)), np.float32), number)
         for one, sender, part, number in zip(each, senders, cuts, numbers, strict=True)
     ]
-    norms = [one.parts.scale.measure(array, State(array.size)) for one, array in zip(each, arrays, strict=True)]
+    norms = [one.parts.scale.measure(array) for one, array in zip(each, arrays, strict=True)]
     frames = yield [join([norm.astype("<f4").tobytes() for norm in norms])] * size
     asked = [split(frame, len(pieces)) for frame in frames]
     scales = [np.max([np.frombuffer(one, "<f4") for one in theirs], axis=0) for theirs in zip(*asked, strict=True)]

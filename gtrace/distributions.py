@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import scipy as sp
 
 from gtrace.errors import UsageError
 
@@ -152,8 +153,6 @@ class TruncatedNormalMixture:
 
 def _scaled_mass(x: NDArray[np.float64], y: NDArray[np.float64], offset: NDArray[np.float64]) -> NDArray[np.float64]:
     """(Phi(y + offset) - Phi(x + offset)) exp(offset^2 / 2) without cancellation in either tail, for x <= y."""
-    from scipy.special import erf, erfcx
-
     # By symmetry, work where the interval leans to the right.
     flip = x + y + 2.0 * offset < 0
     low, high = np.where(flip, -y, x), np.where(flip, -x, y)
@@ -161,12 +160,12 @@ def _scaled_mass(x: NDArray[np.float64], y: NDArray[np.float64], offset: NDArray
 
     def beyond(u: NDArray[np.float64]) -> NDArray[np.float64]:
         z = np.maximum(u + lean, 0.0)
-        tail: NDArray[np.float64] = 0.5 * np.exp(-0.5 * u * (u + 2.0 * lean)) * erfcx(z / _ROOT_2)
+        tail: NDArray[np.float64] = 0.5 * np.exp(-0.5 * u * (u + 2.0 * lean)) * sp.special.erfcx(z / _ROOT_2)
         return tail
 
     centre = low + lean < 0.5
     near = np.where(centre, 0.5 * lean * lean, 0.0)
-    middle = 0.5 * (erf((high + lean) / _ROOT_2) - erf((low + lean) / _ROOT_2)) * np.exp(near)
+    middle = 0.5 * (sp.special.erf((high + lean) / _ROOT_2) - sp.special.erf((low + lean) / _ROOT_2)) * np.exp(near)
     return np.where(centre, middle, beyond(np.where(centre, 0.0, low)) - beyond(high))
 
 
@@ -209,16 +208,12 @@ class LogNormal:
 
     def cdf(self, x: ArrayLike) -> NDArray[np.float64]:
         """Probability of magnitudes up to points of any shape."""
-        from scipy.special import ndtr
-
-        out: NDArray[np.float64] = ndtr(self._standard(x))
+        out: NDArray[np.float64] = sp.special.ndtr(self._standard(x))
         return out
 
     def quantile(self, p: ArrayLike) -> NDArray[np.float64]:
         """The points below which fractions of any shape lie; 0 at 0 and infinite at 1 unless sigma is 0."""
-        from scipy.special import ndtri
-
-        z = ndtri(np.asarray(p, dtype=np.float64))
+        z = sp.special.ndtri(np.asarray(p, dtype=np.float64))
         out: NDArray[np.float64] = np.exp(self.mu + (self.sigma * z if self.sigma else np.zeros_like(z)))
         return out
 
@@ -231,12 +226,10 @@ class LogNormal:
         Returns:
             float64[p, 3]: the integrals of 1, x and x^2 over x <= point.
         """
-        from scipy.special import log_ndtr
-
         t = self._standard(np.asarray(points, dtype=np.float64).reshape(-1))
         powers = np.arange(3.0)
         whole = powers * self.mu + 0.5 * (powers * self.sigma) ** 2
-        out: NDArray[np.float64] = np.exp(whole + log_ndtr(t[:, None] - powers * self.sigma))
+        out: NDArray[np.float64] = np.exp(whole + sp.special.log_ndtr(t[:, None] - powers * self.sigma))
         return out
 
     def _standard(self, x: ArrayLike) -> NDArray[np.float64]:

@@ -192,9 +192,6 @@ def lloyd_max(bits: int) -> NDArray[np.float64]:
 
     Newton's method for the positive half: each value is the mean of its cell, and cells end halfway between values.
     """
-    # Its import takes a tenth of a second, and few codecs need it.
-    from scipy.linalg import solve_banded
-
     count = 1 << bits - 1
     # The limit for many values: the quantiles of a normal law with three times the variance.
     c = math.sqrt(3) * sp.special.ndtri(0.5 + (np.arange(count) + 0.5) / (2 * count))
@@ -209,7 +206,7 @@ def lloyd_max(bits: int) -> NDArray[np.float64]:
         left[0] = 0.0
         bands = np.zeros((3, count))
         bands[0, 1:], bands[1], bands[2, :-1] = -right[:-1], 1 - left - right, -left[1:]
-        moved = solve_banded((1, 1), bands, mean - c)
+        moved = sp.linalg.solve_banded((1, 1), bands, mean - c)
         c = c + moved
         if np.abs(moved).max() < 1e-14 * c[-1]:
             break

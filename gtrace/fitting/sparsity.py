@@ -216,17 +216,13 @@ def _half_normal_threshold(s: float) -> float:
 
 def root(f: Callable[[float], float], low: float, high: float, close: float = 1e-14) -> float:
     """The root of f between ``low`` and ``high``, where its sign changes: Brent's method, to about ``close``."""
-    # Its import takes a third of a second, and few commands need it.
-    from scipy.optimize import brentq
-
-    return float(brentq(f, low, high, xtol=close, rtol=1e-14))
+    # Named in full, here and below: its import takes a third of a second, and few commands need it.
+    return float(sp.optimize.brentq(f, low, high, xtol=close, rtol=1e-14))
 
 
 def lowest(f: Callable[[float], float], low: float, high: float, close: float) -> tuple[float, float]:
     """A point between ``low`` and ``high`` where f has a minimum, to about ``close``, and f there."""
-    from scipy.optimize import minimize_scalar
-
-    found = minimize_scalar(f, bounds=(low, high), method="bounded", options={"xatol": close})
+    found = sp.optimize.minimize_scalar(f, bounds=(low, high), method="bounded", options={"xatol": close})
     return float(found.x), float(found.fun)
 
 

@@ -7,7 +7,9 @@ import pytest
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs import Codec, Fp16, PowerSgd, QsgdInf
+from gtrace.codecs import Codec, Composed, Fp16, PowerSgd, QsgdInf
+from gtrace.coding.fixed import read_floats
+from gtrace.errors import PayloadError
 from gtrace.testing import check_codec, check_mean, tensors
 
 
@@ -21,6 +23,15 @@ class Needy(Fp16):
 
 def made(base, **own):
     return dataclass(frozen=True)(type(own.get("name", "taken").title(), (base,), {"__module__": __name__, **own}))
+
+
+def test_a_codec_may_write_a_body_of_its_own():
+    def read(self, shared, body, flags, size):
+        if shared or flags or len(body) != 4 * size:
+            raise PayloadError("payload body has another length")
+        return read_floats(body)
+
+    check_codec(made(Composed, name="raw", write=lambda self, state, x, key: (x.tobytes(), 0), read=read), spike=False)
 
 
 def test_a_class_is_taken_as_well_as_an_instance():

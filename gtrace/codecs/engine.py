@@ -25,7 +25,7 @@ from gtrace.codecs.base import (
     sized_values,
 )
 from gtrace.codecs.grids import LevelGrid
-from gtrace.codecs.parts import Parts
+from gtrace.codecs.parts import Parts, Rounding
 from gtrace.codecs.spec import register
 from gtrace.coding.envelope import open_envelope, seal
 from gtrace.errors import PayloadError
@@ -202,6 +202,9 @@ class Composed(Codec):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """Round the part as ``encode`` does; a scale of the whole tensor counts with the first part."""
         parts = self.parts
+        if type(parts.rounding) is Rounding:
+            # The codec writes a body of its own.
+            return super().encode_part(state, values, key, start)
         found = parts.rounding.part(state, start)
         if found is not None:
             return found

@@ -140,8 +140,6 @@ class PluginCodec(Composed):
     lock: ClassVar[threading.Lock]
     draws: ClassVar[bool]
 
-    encode_part = Codec.encode_part
-
     def call(self, what: Callable[..., Any], *arguments: Any) -> Any:
         """Call the plugin's code.
 

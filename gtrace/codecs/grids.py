@@ -111,7 +111,9 @@ class Rule:
         self.quantize(v, key, 0, SymbolSink(_rounding.PACKED, width=width, packed=out))
         return out[: fixed_size(v.x.size, width)].tobytes()
 
-    def simulate(self, v: Scaled, key: tuple[int, int], start: int, values: Values, out: Values) -> NDArray[np.int64]:
+    def simulate(
+        self, v: Scaled, key: tuple[int, int], values: Values, out: Values, start: int = 0
+    ) -> NDArray[np.int64]:
         """Decode :meth:`symbols` to ``values`` times the scale, into ``out``, float32[n].
 
         Returns:
@@ -172,7 +174,7 @@ class Stochastic(Rounding):
         out = np.empty(v.x.size + v.tail.size, np.float32)
         out[v.x.size :] = v.tail
         rounded = out[: v.x.size]
-        tallies = grid.rule(state).simulate(v, key, start, values, rounded)
+        tallies = grid.rule(state).simulate(v, key, values, rounded, start)
         return EncodedPart(out, coded=coder.bits(state, tallies), tallies=tallies)
 
 

@@ -1,11 +1,4 @@
-"""Other packages' methods as codecs, for a file that ``--plugin`` names::
-
-    from gtrace.codecs.peers import DdpHook, Numcodecs
-    from numcodecs import BitRound, Zstd
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-    hook_fp16 = DdpHook(fp16_compress_hook)
-    bitround3 = Numcodecs(BitRound(3), Zstd())
+"""Other packages' methods as codecs, for a file that ``--plugin`` names: ``bit3 = Numcodecs(BitRound(3), Zstd())``.
 
 Each variable becomes a codec of its name. None of these packages is imported here; the objects bring them.
 

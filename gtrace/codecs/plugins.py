@@ -13,15 +13,9 @@ Three kinds of file are understood:
   only the process that encoded a payload can decode it. :mod:`gtrace.codecs.peers` makes such objects of other
   packages' methods.
 
-Other packages can also bring codecs, by entry points of the group ``gtrace.codecs``.
-
-A package names a class that extends :class:`gtrace.codecs.Codec` in its ``pyproject.toml``::
-
-    [project.entry-points."gtrace.codecs"]
-    my-codec = "my_codec:MyCodec"
-
-From then on ``my-codec`` is a spec like any other, in every process that sees the package. Nothing is imported before
-a command uses the name. gtrace's own names come first, and a package that fails to load affects no other codec.
+Installed packages also bring codecs, by entry points of the group ``gtrace.codecs`` (docs/own-codec.md). Nothing is
+imported before a command uses the name. gtrace's own names come first, and a package that fails to load affects no
+other codec.
 """
 
 from __future__ import annotations

@@ -332,7 +332,7 @@ class Codec(ABC):
         return values
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
-        """Adapt levels, codes or formats to a summary of :meth:`view`; may return the state unchanged."""
+        """Adapt levels, codes or formats to a summary of :meth:`~gtrace.codecs.Codec.view`, or keep the state."""
         return state
 
     @abstractmethod

@@ -96,15 +96,13 @@ class TruncatedNormalMixture:
         u = self._standard(x)
         inside = (x >= self.support[0]) & (x <= self.support[1]) & (self.sigmas > 0)
         fall = np.where(inside, -0.5 * u * (u + 2.0 * self.offsets), -np.inf)
-        out: NDArray[np.float64] = np.sum(self.heights * np.exp(fall), axis=-1)
-        return out
+        return np.sum(self.heights * np.exp(fall), axis=-1)
 
     def cdf(self, r: ArrayLike) -> NDArray[np.float64]:
         """Probability of values up to signed points, of any shape."""
         x = np.asarray(r, dtype=np.float64)
         points = np.where((self.sigmas == 0) & (self.means <= x[..., None]), self.weights, 0.0)
-        out: NDArray[np.float64] = self._smooth(np.full_like(x, -1.0), x)[..., 0] + points.sum(axis=-1)
-        return out
+        return self._smooth(np.full_like(x, -1.0), x)[..., 0] + points.sum(axis=-1)
 
     def magnitude_density(self, r: ArrayLike) -> NDArray[np.float64]:
         """Density of |r| at non-negative points, of any shape: that of r plus that of -r."""
@@ -132,8 +130,7 @@ class TruncatedNormalMixture:
     def _standard(self, x: ArrayLike) -> NDArray[np.float64]:
         """Points in sigmas from the anchors; 0 for point masses."""
         normal = self.sigmas > 0
-        out: NDArray[np.float64] = (np.asarray(x) - self.anchors) / np.where(normal, self.sigmas, np.inf)
-        return out
+        return (np.asarray(x) - self.anchors) / np.where(normal, self.sigmas, np.inf)
 
     def _smooth(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
         """Probability, first and second moment of r between a and b, point masses left out: float64[..., 3]."""
@@ -160,8 +157,7 @@ def _scaled_mass(x: NDArray[np.float64], y: NDArray[np.float64], offset: NDArray
 
     def beyond(u: NDArray[np.float64]) -> NDArray[np.float64]:
         z = np.maximum(u + lean, 0.0)
-        tail: NDArray[np.float64] = 0.5 * np.exp(-0.5 * u * (u + 2.0 * lean)) * sp.special.erfcx(z / _ROOT_2)
-        return tail
+        return 0.5 * np.exp(-0.5 * u * (u + 2.0 * lean)) * sp.special.erfcx(z / _ROOT_2)
 
     centre = low + lean < 0.5
     near = np.where(centre, 0.5 * lean * lean, 0.0)
@@ -208,14 +204,12 @@ class LogNormal:
 
     def cdf(self, x: ArrayLike) -> NDArray[np.float64]:
         """Probability of magnitudes up to points of any shape."""
-        out: NDArray[np.float64] = sp.special.ndtr(self._standard(x))
-        return out
+        return sp.special.ndtr(self._standard(x))
 
     def quantile(self, p: ArrayLike) -> NDArray[np.float64]:
         """The points below which fractions of any shape lie; 0 at 0 and infinite at 1 unless sigma is 0."""
         z = sp.special.ndtri(np.asarray(p, dtype=np.float64))
-        out: NDArray[np.float64] = np.exp(self.mu + (self.sigma * z if self.sigma else np.zeros_like(z)))
-        return out
+        return np.exp(self.mu + (self.sigma * z if self.sigma else np.zeros_like(z)))
 
     def partial_moments(self, points: ArrayLike) -> NDArray[np.float64]:
         """Probability, first and second moment of the magnitudes up to each point.
@@ -229,8 +223,7 @@ class LogNormal:
         t = self._standard(np.asarray(points, dtype=np.float64).reshape(-1))
         powers = np.arange(3.0)
         whole = powers * self.mu + 0.5 * (powers * self.sigma) ** 2
-        out: NDArray[np.float64] = np.exp(whole + sp.special.log_ndtr(t[:, None] - powers * self.sigma))
-        return out
+        return np.exp(whole + sp.special.log_ndtr(t[:, None] - powers * self.sigma))
 
     def _standard(self, x: ArrayLike) -> NDArray[np.float64]:
         """Points as numbers of sigmas that their logarithm lies above mu."""

@@ -213,8 +213,7 @@ class Tabular:
     def _repr_html_(self) -> str:
         # What shows a value is the report, which is above it.
         notebook = importlib.import_module("gtrace.report.html")
-        shown: str = notebook.to_notebook(self)
-        return shown
+        return notebook.to_notebook(self)
 
 
 def _plain(columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> dict[str, Any]:

@@ -184,8 +184,7 @@ def advance(rounds: Rounds, mean: NDArray[np.float32] | None = None) -> NDArray[
     try:
         return next(rounds) if mean is None else rounds.send(mean)
     except StopIteration as end:
-        ended: Averaged = end.value
-        return ended
+        return end.value
 
 
 @dataclass(frozen=True)

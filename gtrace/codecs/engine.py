@@ -249,8 +249,7 @@ class Composed(Codec):
         for values in decoded:
             votes += np.sign(values)
             total += np.abs(values)
-        voted: Values = (np.sign(votes) * (total / len(decoded))).astype(np.float32)
-        return voted
+        return (np.sign(votes) * (total / len(decoded))).astype(np.float32)
 
 
 def level_grid(item: Codec) -> LevelGrid | None:

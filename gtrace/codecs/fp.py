@@ -523,13 +523,11 @@ def read_scales(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float6
         codes = np.frombuffer(data, np.uint8, offset=_SCALE.size)
         if not (np.isfinite(tensor) and tensor >= 0) or codes.max(initial=0) > _E4M3.top:
             raise PayloadError("payload holds a scale that is negative or not finite")
-        scales: NDArray[np.float64] = _E4M3.exact_levels[codes] * tensor
-        return scales
+        return _E4M3.exact_levels[codes] * tensor
     codes = np.frombuffer(data, np.uint8)
     if codes.max(initial=0) > 2 * _BIAS:
         raise PayloadError("payload holds a scale that is not a number")
-    powers: NDArray[np.float64] = _POWER_OF_BYTE[codes]
-    return powers
+    return _POWER_OF_BYTE[codes]
 
 
 def scale_factors(kind: BlockScale, data: bytes) -> NDArray[np.float64]:

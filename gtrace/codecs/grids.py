@@ -121,8 +121,7 @@ class Rule:
         """
         tallies = np.zeros((TALLIES, values.size), np.int64)
         self.quantize(v, key, start, SymbolSink(_rounding.VALUES, values=values, decoded=out, tallies=tallies))
-        found: NDArray[np.int64] = tallies.sum(axis=0)
-        return found
+        return tallies.sum(axis=0)
 
 
 @dataclass(frozen=True)
@@ -303,8 +302,7 @@ def symbols_of(levels: Values, zero: bool, sketch: MomentSketch) -> Symbols:
         return Symbols(odds, lengths, float(width_for(lengths.size)), *numbers.tolist())
 
     # A sweep judges a codec on a step's sketch and fits it to the same sketch for the next step.
-    found: Symbols = sketch.remember((levels.tobytes(), zero, "symbols"), find)
-    return found
+    return sketch.remember((levels.tobytes(), zero, "symbols"), find)
 
 
 @dataclass(frozen=True)

@@ -320,8 +320,7 @@ class Sender:
 
 def on_host(values: Any) -> NDArray[np.float32]:
     """An array as it is, a tensor of any device as one."""
-    array: NDArray[np.float32] = values if isinstance(values, np.ndarray) else values.cpu().numpy()
-    return array
+    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
 
 
 def changed(before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -472,8 +471,7 @@ def _array_of(tensor: Any, torch: Any) -> NDArray[Any]:
         raise UsageError("compress: needs a dense tensor; pass g.to_dense()")
     host = tensor.detach().cpu()
     known = not host.is_floating_point() or host.dtype in (torch.float64, torch.float32, torch.float16)
-    found: NDArray[Any] = (host if known else host.float()).numpy()
-    return found
+    return (host if known else host.float()).numpy()
 
 
 def _relative_error(decoded: NDArray[Any], given: NDArray[Any]) -> float:

@@ -112,8 +112,7 @@ class FadingResidual(Residual):
         if self.memory_bits is None:
             return kept
         top = np.float32((1 << self.memory_bits - 1) - 1)
-        opened: Values = kept.astype(np.float32) / top * np.repeat(arrays["scales"], _GROUP)[: kept.size]
-        return opened
+        return kept.astype(np.float32) / top * np.repeat(arrays["scales"], _GROUP)[: kept.size]
 
 
 @dataclass(frozen=True)

@@ -160,8 +160,7 @@ class Scale(Word):
     @property
     def part_multiple(self) -> int | None:
         """Parts of a tensor must be a multiple of this length; None if a scale needs the whole tensor."""
-        found: int | None = getattr(self, self.per) if self.per else 1
-        return found
+        return getattr(self, self.per) if self.per else 1
 
     @property
     def shares(self) -> bool:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 
 def _array(tensor: Any) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = tensor.detach().cpu().float().numpy()
-    return found
+    return tensor.detach().cpu().float().numpy()
 
 
 @contextmanager

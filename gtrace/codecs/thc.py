@@ -44,16 +44,14 @@ def _reach(outside: float) -> float:
 
 
 def _density(x: ArrayLike) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.exp(-np.square(x) / 2) / math.sqrt(2 * math.pi)
-    return found
+    return np.exp(-np.square(x) / 2) / math.sqrt(2 * math.pi)
 
 
 def _rounding_error(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """The integral of (v - a) (b - v) from a to b under a standard normal law."""
     mass, first = sp.special.ndtr(b) - sp.special.ndtr(a), _density(a) - _density(b)
     second = mass + a * _density(a) - b * _density(b)
-    found: NDArray[np.float64] = (a + b) * first - a * b * mass - second
-    return found
+    return (a + b) * first - a * b * mass - second
 
 
 @lru_cache(maxsize=64)
@@ -145,8 +143,7 @@ class Lookup(LevelGrid):
     def levels(self, state: State) -> Values:
         """The upper half of the table in units of the range."""
         upper = self.integers[self.integers.size // 2 :]
-        levels: Values = (2 * upper / upper[-1] - 1).astype(np.float32)
-        return levels
+        return (2 * upper / upper[-1] - 1).astype(np.float32)
 
     def needs(self, parts: Parts) -> SummarySpec | None:
         """Nothing: a sketch says nothing about rotated values."""

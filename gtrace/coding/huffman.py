@@ -142,8 +142,7 @@ def tally(symbols: NDArray[np.uint16], alphabet: int) -> NDArray[np.int64]:
     """
     tallies = np.zeros((4, alphabet), np.int64)
     _prefix_codes.tally(symbols, tallies)
-    found: NDArray[np.int64] = tallies.sum(axis=0)
-    return found
+    return tallies.sum(axis=0)
 
 
 @lru_cache(maxsize=512)

@@ -32,8 +32,7 @@ def spaced_levels(step: float, exponent: float) -> NDArray[np.float64]:
     [0.0, 0.0625, 0.25, 0.5625, 1.0]
     """
     inner = np.arange(min(MOST - 1, math.ceil(1 / step - 1e-9))) * step
-    found: NDArray[np.float64] = np.append(inner[inner < 1 - step / 4] ** exponent, 1.0)
-    return found
+    return np.append(inner[inner < 1 - step / 4] ** exponent, 1.0)
 
 
 def entropy_levels(sketch: MomentSketch, bits: float) -> tuple[float, float]:
@@ -100,5 +99,4 @@ def least_error(sketch: MomentSketch, bits: float) -> float:
     shannon = 2.0 ** (2 * (entropy - bits)) / (2 * math.pi * math.e)
     if shannon >= square:
         return 0.0
-    least: float = energy * (shannon / (1 - shannon / square)) / square
-    return least
+    return energy * (shannon / (1 - shannon / square)) / square

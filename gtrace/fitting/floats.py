@@ -298,8 +298,7 @@ class LogNormalMagnitudes:
         """P(low < x < high), from the tail that is nearer."""
         a, b = self._standard(low), self._standard(high)
         right = a > 0
-        out: Floats = sp.special.ndtr(np.where(right, -a, b)) - sp.special.ndtr(np.where(right, -b, a))
-        return out
+        return sp.special.ndtr(np.where(right, -a, b)) - sp.special.ndtr(np.where(right, -b, a))
 
     def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
         """E[(x / unit)^power; low < x < high], power 1 or -1."""
@@ -340,17 +339,14 @@ class HalfNormalMagnitudes:
     def mass(self, low: Floats, high: Floats) -> Floats:
         """P(low < x < high)."""
         a, b = low / (self.deviation * _ROOT_2), high / (self.deviation * _ROOT_2)
-        out: Floats = np.where(a > 0.5, sp.special.erfc(a) - sp.special.erfc(b), sp.special.erf(b) - sp.special.erf(a))
-        return out
+        return np.where(a > 0.5, sp.special.erfc(a) - sp.special.erfc(b), sp.special.erf(b) - sp.special.erf(a))
 
     def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
         """E[(x / unit)^power; low < x < high]; with power -1 low must be positive."""
         a, b = 0.5 * (low / self.deviation) ** 2, 0.5 * (high / self.deviation) ** 2
         if power > 0:
-            out: Floats = math.sqrt(2 / math.pi) * self.deviation / unit * (np.exp(-a) - np.exp(-b))
-            return out
-        inverse: Floats = unit / (self.deviation * math.sqrt(2 * math.pi)) * (sp.special.exp1(a) - sp.special.exp1(b))
-        return inverse
+            return math.sqrt(2 / math.pi) * self.deviation / unit * (np.exp(-a) - np.exp(-b))
+        return unit / (self.deviation * math.sqrt(2 * math.pi)) * (sp.special.exp1(a) - sp.special.exp1(b))
 
 
 def nearest_error(levels: Floats, law: MagnitudeLaw) -> Floats:
@@ -361,8 +357,7 @@ def nearest_error(levels: Floats, law: MagnitudeLaw) -> Floats:
     above = law.mass(own, high) - law.ratio(-1, own, own, high)
     below = law.ratio(-1, own, low, own) - law.mass(low, own)
     flushed = law.mass(np.zeros(1), low[:1])
-    out: Floats = (above + below).sum(axis=1) + flushed[:, 0]
-    return out
+    return (above + below).sum(axis=1) + flushed[:, 0]
 
 
 def stochastic_error(levels: Floats, law: MagnitudeLaw) -> Floats:
@@ -373,8 +368,7 @@ def stochastic_error(levels: Floats, law: MagnitudeLaw) -> Floats:
     first, zero, end = levels[1:2], np.zeros(1), np.full(1, np.inf)
     bottom = 2 * (law.mass(zero, first) - law.ratio(1, first, zero, first))
     clipped = law.mass(top, end) - law.ratio(-1, top, top, end)
-    out: Floats = (2 * inner / width).sum(axis=1) + bottom[:, 0] + clipped[:, 0]
-    return out
+    return (2 * inner / width).sum(axis=1) + bottom[:, 0] + clipped[:, 0]
 
 
 def point_error(levels: Floats, x: Floats, *, stochastic: bool) -> Floats:
@@ -382,8 +376,7 @@ def point_error(levels: Floats, x: Floats, *, stochastic: bool) -> Floats:
     cell = np.clip(np.searchsorted(levels, x, side="right") - 1, 0, levels.size - 2)
     down, up = x - levels[cell], levels[cell + 1] - x
     inside = 2 * down * up / (down + up) if stochastic else np.minimum(down, up)
-    out: Floats = np.where(up < 0, -up, inside) / x
-    return out
+    return np.where(up < 0, -up, inside) / x
 
 
 ScaleRule: TypeAlias = Literal["max", "mean", "error", "absmax"]
@@ -634,20 +627,16 @@ def best_placement(
         stochastic: use the error of stochastic rounding.
         exponent: the only k to consider.
     """
-    found: Placement = sketch.remember(
+    return sketch.remember(
         ("placement", form, stochastic, exponent), lambda: _best_placement(form, sketch, stochastic, exponent)
     )
-    return found
 
 
 def _best_placement(form: FloatFormat, sketch: MomentSketch, stochastic: bool, exponent: int | None) -> Placement:
     levels, largest = form.exact_levels, float(np.finfo(np.float32).max)
 
     def errors(k: int) -> tuple[float, float]:
-        found: tuple[float, float] = _floats.rounding_error(
-            sketch.lower, sketch.sums, levels, 2.0**-k, largest, stochastic
-        )
-        return found
+        return _floats.rounding_error(sketch.lower, sketch.sums, levels, 2.0**-k, largest, stochastic)
 
     if exponent is not None:
         return Placement(errors(exponent)[0], exponent)

@@ -72,8 +72,7 @@ def as_law(law: LawLike, *, weighted: bool = True, symmetric: bool = True) -> La
         if not law.sums[:, 3 if weighted else 0].any():
             return None
         # The same for any number of levels.
-        prepared: SketchLaw = law.remember(("law", weighted), lambda: SketchLaw(law, weighted=weighted))
-        return prepared
+        return law.remember(("law", weighted), lambda: SketchLaw(law, weighted=weighted))
     at_zero = (law.sigmas == 0) & (law.anchors == 0)
     nothing = symmetric and not law.weights[~at_zero].any()
     return None if nothing else MixtureLaw(law, symmetric=symmetric)
@@ -145,8 +144,7 @@ class MixtureLaw:
         cells = self._cells(edges, mirrored=False)
         below = np.cumsum(cells[:, _mixture.MASS]) - cells[:, _mixture.MASS]
         steps = cells[:, _mixture.DOWN] + below * np.diff(edges)
-        out: Floats = np.concatenate(([0.0], np.cumsum(steps)))[where[:-1]]
-        return out
+        return np.concatenate(([0.0], np.cumsum(steps)))[where[:-1]]
 
     def spikes(self) -> Floats | None:
         """The values of a law that consists of single values, ascending, or None if it has a continuous part."""
@@ -279,8 +277,7 @@ class SketchLaw:
 
     def candidates(self, count: int) -> Floats:
         """See :meth:`MixtureLaw.candidates`; beside each point the nearest mean of a bin, the level of a lone value."""
-        found: Floats = _descent.candidates(self._table, _points(_SKETCH_POINTS, count))
-        return found
+        return _descent.candidates(self._table, _points(_SKETCH_POINTS, count))
 
 
 def _edges(levels: Floats, mirrored: bool) -> Floats:
@@ -297,12 +294,10 @@ def _divide(points: Floats, steps: Floats, shares: Floats) -> Floats:
     """The points where the cumulative ``steps`` between ascending points reach these shares of their sum."""
     total = np.concatenate(([0.0], np.cumsum(steps)))
     if not total[-1] > 0:
-        even: Floats = points[0] + (points[-1] - points[0]) * shares
-        return even
+        return points[0] + (points[-1] - points[0]) * shares
     # A small slope makes every share have one point, even without mass.
     total = total / total[-1] + _descent.SLOPE * np.arange(total.size) / (total.size - 1.0)
-    out: Floats = np.interp(shares * (1.0 + _descent.SLOPE), total, points)
-    return out
+    return np.interp(shares * (1.0 + _descent.SLOPE), total, points)
 
 
 def _component_table(mixture: TruncatedNormalMixture, symmetric: bool) -> Floats:

@@ -239,8 +239,7 @@ def _on_grid(points: Points, cells: int) -> Points:
 
 
 def _sketch_points(sketch: MomentSketch, lo: float | None, hi: float | None) -> Points:
-    points: Points = sketch.remember(("points", lo, hi), lambda: _halves(sketch, lo, hi))
-    return points
+    return sketch.remember(("points", lo, hi), lambda: _halves(sketch, lo, hi))
 
 
 def _halves(sketch: MomentSketch, lo: float | None, hi: float | None) -> Points:

@@ -86,8 +86,7 @@ class AdamPoint:
         beta, k = self.betas[1], np.arange(1, steps + 1)
         kept = float(np.mean(beta**k * (1 - beta**self.done) / (1 - beta ** (self.done + k))))
         v = kept * self.v + (1 - kept) * (self.gradient**2 + noise)
-        scale: NDArray[np.float64] = (np.sqrt(v) + self.eps) ** -0.5
-        return scale
+        return (np.sqrt(v) + self.eps) ** -0.5
 
     def _progress(
         self, curvature: NDArray[np.float64], directions: NDArray[np.float64], s: NDArray[np.float64], steps: int

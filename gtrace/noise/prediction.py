@@ -183,8 +183,7 @@ def contrasts_of(design: NDArray[np.float64]) -> NDArray[np.float64]:
     """Orthonormal rows, float64[n - rank, n], that are orthogonal to every row of float64[m, n]."""
     _, values, rows = np.linalg.svd(design)
     zero = np.finfo(np.float64).eps * max(design.shape) * values.max(initial=0)
-    found: NDArray[np.float64] = rows[int((values > zero).sum()) :]
-    return found
+    return rows[int((values > zero).sum()) :]
 
 
 def bounded_ratio(

@@ -128,22 +128,19 @@ class EncodedPart:
         values: float32[n], as decoded; none in a sum.
         head: bits of norms, scales and exact values in the payload.
         coded: bits of its symbols.
-        tallies: int64[m], number of occurrences of each symbol; None for a codec without symbols.
+        tallies: int64[m], number of occurrences of each symbol; none for a codec without symbols.
         lengths: of all symbols of the tensor, from its first part; None if the parts' add up.
     """
 
     values: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     head: int = 0
     coded: int = 0
-    tallies: NDArray[np.int64] | None = None
+    tallies: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     lengths: Measured | None = None
 
     def __add__(self, other: EncodedPart) -> EncodedPart:
-        tallies = self.tallies
-        if tallies is not None and other.tallies is not None:
-            tallies = tallies + other.tallies
         head, coded = self.head + other.head, self.coded + other.coded
-        return EncodedPart(head=head, coded=coded, tallies=tallies, lengths=self.lengths)
+        return EncodedPart(head=head, coded=coded, tallies=self.tallies + other.tallies, lengths=self.lengths)
 
 
 class Simulated(NamedTuple):

@@ -158,7 +158,6 @@ class SharedCode(Coder):
 
     def lengths(self, whole: EncodedPart) -> Measured:
         """Lengths for these counts; fixed width is sent if a Huffman code made for other data is longer."""
-        assert whole.tallies is not None
         block = CodedBlock.of(whole.tallies)
         sent = min(whole.coded, block.fixed) if self.coder == "huffman" else whole.coded
         return Measured(sent, block.fixed, block.entropy, block.huffman)
@@ -196,7 +195,6 @@ class OwnCode(Coder):
         return EncodedPart(tallies=tally(symbols, grid.alphabet(state)))
 
     def lengths(self, whole: EncodedPart) -> Measured:
-        assert whole.tallies is not None
         block = CodedBlock.of(whole.tallies, coder=self.coder)
         return Measured(8.0 * block.size, block.fixed, block.entropy, block.huffman)
 

@@ -330,7 +330,6 @@ class Fp(Composed):
         return EncodedPart(decoded, bits, tallies=_signed_tally(codes, form.bits))
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
-        assert whole.tallies is not None
         block = CodedBlock.signed(whole.tallies, coder=self.coder)
         return whole.head // 8 + block.size, CodedBits.of(block, whole.head, size)
 

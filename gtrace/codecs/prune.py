@@ -103,7 +103,6 @@ class _PruningCodec(Composed):
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """One code for all parts, or the prefix code if it is shorter; that is their fixed width."""
-        assert whole.tallies is not None
         body = -(-whole.coded // 8)
         if self.coder != "prefix":
             body = min(body, _apart(whole.tallies)[2])

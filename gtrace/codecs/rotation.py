@@ -296,7 +296,6 @@ class Eden(Composed):
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes and bits of the symbols of each table in a block of their own."""
-        assert whole.tallies is not None
         coarse = 1 << max(1, math.floor(self.bits))
         blocks = [CodedBlock.of(each, coder=self.coder) for each in np.split(whole.tallies, [coarse]) if each.size]
         return whole.head // 8 + sum(b.size for b in blocks), CodedBits.of(_together(blocks), whole.head, size)

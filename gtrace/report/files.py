@@ -17,7 +17,7 @@ from gtrace.errors import OutputExistsError, UsageError
 from gtrace.metrics import relative
 from gtrace.planning.toml import SUFFIXES as PLAN_SUFFIXES
 from gtrace.report import figures
-from gtrace.report.analysis.cells import read_cells
+from gtrace.report.analysis.cells import CellTable, read_cells
 from gtrace.report.html import to_html
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, kind_of, make_report
 from gtrace.report.names import count, listed, plain
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from gtrace.report.analysis.cells import CellTable
     from gtrace.report.figures.style import FigureKind
     from gtrace.report.section import Record
     from gtrace.sweep.store import SweepResult

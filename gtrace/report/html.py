@@ -25,23 +25,27 @@ from markupsafe import Markup
 import gtrace
 from gtrace.planning import Plan
 from gtrace.report import figures
-from gtrace.report.analysis.history import RunHistory, energy_shares, run_lines, spark
+from gtrace.report.analysis.history import RunHistory, TensorHistory, energy_shares, run_lines, spark
 from gtrace.report.analysis.safety import captured
-from gtrace.report.analysis.savings import ASSUMED, network_model
+from gtrace.report.analysis.savings import ASSUMED, Savings, network_model
 from gtrace.report.analysis.tensors import layer_insight
-from gtrace.report.inputs import make_report
+from gtrace.report.inputs import Report, make_report
 from gtrace.report.names import count, duration, literal, number
 from gtrace.report.section import (
     FEW_ROWS,
     PLACES,
-    Cell,
+    Block,
     Chart,
-    Column,
     FigureSpec,
     HeatMap,
     LayerTables,
+    Place,
+    Section,
+    Shows,
     Table,
     Verdict,
+    column,
+    words,
 )
 from gtrace.report.sections import sections
 from gtrace.report.sections.sweep_tables import choice_table
@@ -53,11 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gtrace.costs import Cluster
-    from gtrace.report.analysis.history import TensorHistory
     from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.savings import Savings
-    from gtrace.report.inputs import Report
-    from gtrace.report.section import Block, Place, Section, Shown
     from gtrace.sweep import SweepResult
 
 
@@ -348,17 +348,17 @@ def _trace(trace: Trace) -> dict[str, Any]:
     shares = energy_shares(run.tensors)
     ordered = sorted(zip(run.tensors, shares, strict=True), key=lambda row: -row[1])
 
-    def norm(row: TensorHistory, place: int) -> Shown:
-        return Cell("NaN") if row.nonfinite[place] else number(row.norms[place])
+    def norm(row: TensorHistory, place: int) -> str:
+        return "NaN" if row.nonfinite[place] else number(row.norms[place])
 
-    columns: list[tuple[Column, Any]] = [
-        (Column("tensor", numeric=False), lambda row: row[0].info.name),
-        (Column("shape", numeric=False), lambda row: row[0].shape),
-        (Column("steps"), lambda row: f"{row[0].steps.size:,}"),
-        (Column("energy", "share of the squared norms of all gradients"), lambda row: f"{row[1]:.1%}"),
-        (Column("norm first"), lambda row: norm(row[0], 0)),
-        (Column("norm last"), lambda row: norm(row[0], -1)),
-        (Column("norm over steps", numeric=False), lambda row: spark(row[0].shown_norms)),
+    columns: list[Shows[tuple[TensorHistory, float]]] = [
+        words("tensor", lambda row: row[0].info.name),
+        words("shape", lambda row: row[0].shape),
+        column("steps", lambda row: f"{row[0].steps.size:,}"),
+        column("energy", lambda row: f"{row[1]:.1%}", "share of the squared norms of all gradients"),
+        column("norm first", lambda row: norm(row[0], 0)),
+        column("norm last", lambda row: norm(row[0], -1)),
+        words("norm over steps", lambda row: spark(row[0].shown_norms)),
     ]
     left = ordered[FEW_ROWS:]
     last = [f"{count(len(left), 'more tensor')}, {sum(share for _, share in left):.1%} of the energy"] if left else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -15,7 +16,7 @@ from gtrace.report.statistics import Interval
 from gtrace.types import Tabular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.figure import Figure
 
@@ -89,16 +90,25 @@ class Table:
     place: Place | None = None
 
     @classmethod
-    def of(
-        cls, title: str, items: Iterable[T], columns: Sequence[tuple[Column, Callable[[T], Shown]]], **rest: Any
-    ) -> Table:
+    def of(cls, title: str, items: Iterable[T], columns: Sequence[Shows[T]], **rest: Any) -> Table:
         """One line for each item; a column shows a cell of it, a text, or a number, whose NaN becomes a dash."""
         rows = tuple(tuple(_cell(show(item)) for _, show in columns) for item in items)
         return cls(title, tuple(column for column, _ in columns), rows, **rest)
 
 
-#: what a column shows of an item
 Shown: TypeAlias = Cell | str | float
+#: a column, and what it shows of an item
+Shows: TypeAlias = tuple[Column, Callable[[T], Shown]]
+
+
+def column(heading: str, show: Callable[[T], Shown], meaning: str = "", rank: int = 0) -> Shows[T]:
+    """A column of numbers, with what it shows of an item."""
+    return Column(heading, meaning, rank=rank), show
+
+
+def words(heading: str, show: Callable[[T], Shown], meaning: str = "", rank: int = 0, **how: bool) -> Shows[T]:
+    """A column of words, likewise."""
+    return Column(heading, meaning, numeric=False, rank=rank, **how), show
 
 
 def _cell(shown: Shown) -> Cell:

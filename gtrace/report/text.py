@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gtrace.report.names import MISSING, count, literal
-from gtrace.report.section import ANSWER, PARETO, Cell, Column, Table
+from gtrace.report.section import ANSWER, PARETO, Cell, Column, Section, Table, Verdict
 from gtrace.report.sections import sections
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gtrace.report.inputs import Report
-    from gtrace.report.section import Section, Verdict
 
 
 _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}

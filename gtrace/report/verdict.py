@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.analysis.families import FITTED
+from gtrace.report.analysis.families import FITTED, Configuration
 from gtrace.report.analysis.safety import SAFE_COST
 from gtrace.report.names import MISSING, count, listed, number
 from gtrace.report.section import Answer, Verdict
@@ -33,9 +33,7 @@ from gtrace.units import rate_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.safety import Judgement
     from gtrace.report.analysis.savings import Saving, Savings
 
 #: Share of the gradient's energy that a codec may lose when its cost in batch size is not known.
@@ -118,7 +116,7 @@ def simplicity(method: str, setting: str) -> tuple[int, ...]:
 
 def candidates_of(analysis: SweepAnalysis, savings: Savings | None) -> list[Candidate]:
     """Every configuration of a sweep as the rule sees it, and float32 and bf16; arguments as of :func:`verdict_of`."""
-    judged = dict(zip((c.spec for c in analysis.configurations), analysis.safety.judged, strict=False))
+    judged = analysis.safety.judged
     steps = {} if savings is None else {c.spec: savings.best(c.spec) for c in analysis.configurations}
     if savings is not None:
         # What was measured of them needs no codec all the same.
@@ -181,9 +179,8 @@ def short_list(candidates: Sequence[Candidate], *, network: bool, most: int) -> 
 
 def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
     """The verdict on a sweep; with step times on the user's network if there is one."""
-    judged = dict(zip((c.spec for c in analysis.configurations), analysis.safety.judged, strict=False))
     choice = choose(candidates_of(analysis, savings), network=savings is not None)
-    confidence = _confidence(choice, analysis, savings, judged)
+    confidence = _confidence(choice, analysis, savings)
     chosen, plain = choice.chosen, {} if savings is None else {row.spec: row for row in savings.plain}
     if choice.answer == "not measured":
         sentence = "none: this sweep has no measured error of any codec"
@@ -205,7 +202,7 @@ def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
         saves += f"; {_saved(best, plain['bf16'])} on {savings.cluster.ranks} ranks"
     workers = analysis.basis.workers
     averaged = f" after averaging {workers} workers" if workers > 1 else ""
-    error, judgement = f"{lost(chosen.error)} of gradient energy{averaged}", judged.get(chosen.codec)
+    error, judgement = f"{lost(chosen.error)} of gradient energy{averaged}", analysis.safety.judged.get(chosen.codec)
     prediction = None if judgement is None else analysis.safety.record(judgement)
     costs = f"loses {error}; cost in batch size not measured"
     if judgement is not None and prediction is None:
@@ -252,16 +249,14 @@ def lost(error: float) -> str:
     return f"{number(100 * error)}%" if math.isfinite(error) else MISSING
 
 
-def _confidence(
-    choice: RuledChoice, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]
-) -> str:
+def _confidence(choice: RuledChoice, analysis: SweepAnalysis, savings: Savings | None) -> str:
     """What the answer rests on, and what would make it surer."""
     said = [f"{count(len(analysis.steps), 'step')}, {count(len(analysis.tensors), 'tensor')}"]
     if choice.chosen is not None and choice.answer == "compress":
         said[0] += _over_training(choice.chosen, analysis)
         if savings is None:
             # With a network the shortest step won, not the fewest bits.
-            said += _unclear(choice.chosen, analysis, judged)
+            said += _unclear(choice.chosen, analysis)
     missing = []
     if not analysis.safety.known:
         missing.append("gradient noise (gtrace capture --noise)")
@@ -276,8 +271,9 @@ def _confidence(
     return "; ".join(said)
 
 
-def _unclear(chosen: Candidate, analysis: SweepAnalysis, judged: dict[str, Judgement]) -> list[str]:
+def _unclear(chosen: Candidate, analysis: SweepAnalysis) -> list[str]:
     """A configuration with fewer bits that only the width of its interval keeps from being safe."""
+    judged = analysis.safety.judged
     unclear = [c for c in analysis.configurations if c.spec in judged and judged[c.spec].close and not c.partial]
     best = min(unclear, key=lambda c: c.bits, default=None)
     if best is None or not best.bits < chosen.bits * (1 - CLOSE):

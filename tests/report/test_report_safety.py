@@ -48,8 +48,7 @@ def swept(codecs, *, provenance=PROVENANCE, steps=STEPS, signal=1.0):
 
 
 def verdicts(codecs, **given):
-    found = analyze(swept(codecs, **given))
-    return {c.spec: j for c, j in zip(found.configurations, found.safety.judged, strict=True)}
+    return analyze(swept(codecs, **given)).safety.judged
 
 
 def lines_of(table):
@@ -64,7 +63,7 @@ def test_errors_and_noise_are_summed_before_they_are_divided():
     noises = [result.details[r["tensor"], r["step"], NOISE]["variance"] for r in result.rows()]
     result.columns["noise_ratio"] = result["squared_error"] / noises
     found = analyze(result).safety
-    assert found.judged[0].ratio.estimate == pytest.approx(result["squared_error"].sum() / sum(noises))
+    assert found.judged["alq"].ratio.estimate == pytest.approx(result["squared_error"].sum() / sum(noises))
     assert found.noise.estimate == pytest.approx(sum(noises) / result["energy"].sum())
     assert found.cells == 2 * len(STEPS)
     np.testing.assert_allclose(found.ratio_per_tensor, [[0.005, 0.05]])
@@ -210,7 +209,7 @@ def test_the_prediction_is_the_same_in_the_verdict_in_tables_and_in_json(costs):
     costs(costs_of({"alq": 1e-4, "qsgd": 5.0}))
     report = make_report([swept({"alq": (0.5, 0.0), "qsgd": (0.5, 0.0)})], asked=Asked(horizon=20000))
     (analysis,) = report.sweeps
-    found, verdict, whole = analysis.safety.judged[0].prediction, answer(report), to_json(report)
+    found, verdict, whole = analysis.safety.judged["alq"].prediction, answer(report), to_json(report)
     record = whole["sweeps"][0]["safety"]["judged"]["alq"]["prediction"]
     assert verdict.prediction == record == whole["verdict"]["prediction"]
     assert (record["horizon"], record["batch"], record["lost_progress"]) == (20000, 256.0, 0.0)

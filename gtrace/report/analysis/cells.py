@@ -10,9 +10,9 @@ import numpy as np
 
 from gtrace.codecs import codec
 from gtrace.errors import UsageError
-from gtrace.report.analysis.families import SUMMED
+from gtrace.report.analysis.families import SUMMED, Measure, Source
 from gtrace.report.names import natural_order
-from gtrace.sweep import EXPECTATION
+from gtrace.sweep import EXPECTATION, SweepResult
 from gtrace.sweep.gradient_noise import NOISE
 from gtrace.types import WHOLE_MODEL
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
-
-    from gtrace.report.analysis.families import Measure, Source
-    from gtrace.sweep import SweepResult
 
 
 _SOURCES: tuple[Source, ...] = ("none", "expected", "measured", "mixed")

@@ -19,8 +19,8 @@ import numpy as np
 
 from gtrace.codecs import codec, expected_on_any
 from gtrace.metrics import ratio
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS, all_at_bits
-from gtrace.report.analysis.families import LEVEL, curves_of
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS, Rates, all_at_bits
+from gtrace.report.analysis.families import LEVEL, Configuration, Family, curves_of
 from gtrace.report.names import natural_order
 from gtrace.types import WHOLE_MODEL
 
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.report.analysis.cells import Coder
-    from gtrace.report.analysis.equal_bits import Rates
     from gtrace.report.analysis.evidence import StepTable
-    from gtrace.report.analysis.families import Configuration, Family
     from gtrace.sweep import SweepResult
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.report.analysis.cells import divide
-from gtrace.report.analysis.equal_bits import all_at_bits
-from gtrace.report.analysis.families import LEVEL, curves_of, decisive, ranked
+from gtrace.report.analysis.equal_bits import Mix, all_at_bits
+from gtrace.report.analysis.families import LEVEL, Family, curves_of, decisive, ranked
 from gtrace.report.statistics import Interval, bootstrap, holm, thirds
 from gtrace.types import Key
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-    from gtrace.report.analysis.equal_bits import Mix
-    from gtrace.report.analysis.families import Family
 
 
 #: Holm's p-value below which two methods are said to differ.

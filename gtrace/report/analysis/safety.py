@@ -12,23 +12,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gtrace.noise import Dynamics, cost, predict
+from gtrace.noise import Dynamics, NoiseCosts, NoisePrediction, cost, predict
 from gtrace.report.analysis.cells import Sums, divide
 from gtrace.report.names import number
 from gtrace.report.statistics import UNKNOWN, Interval, ratio_of_sums
 from gtrace.trace.facts import OPTIMIZERS, OptimizerFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
-
-    from gtrace.noise import NoiseCosts, NoisePrediction
 
 
 SafetyVerdict = Literal["safe", "at risk", "cannot tell"]
@@ -189,7 +186,7 @@ class Safety:
         noise_per_tensor: (tensors,) the same of each tensor.
         workers: of the line of several workers in full precision.
         cells: tensor-steps of which the noise is known.
-        judged: of each configuration, in their order.
+        judged: spec -> what is known of it, in the order of the configurations.
         ratio_per_tensor: (configurations, tensors) noise ratio over all steps.
         outlook: what costs are predicted from.
     """
@@ -201,7 +198,7 @@ class Safety:
     noise_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     workers: int = WORKERS
     cells: int = 0
-    judged: tuple[Judgement, ...] = ()
+    judged: Mapping[str, Judgement] = field(default_factory=dict)
     ratio_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     outlook: Outlook = field(default_factory=Outlook)
 
@@ -275,11 +272,11 @@ def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], o
     # The noise is the gradient's, whoever encodes it: the configuration with most cells shows it.
     best = int(np.argmax(used.sum(axis=1)))
     tensor_energy = sums.totals(table.energy, table.tensor, tensors)
-    judged = []
+    judged = {}
     for c in order:
         ratio = ratio_of_sums(by_step["variance"][c], by_step["noise"][c]) if split[c] else UNKNOWN
         bias = ratio_of_sums(by_step["bias"][c], by_step["signal"][c])
-        judged.append(_judgement(outlook, table.specs[c], ratio, bias, bounded=not split[c]))
+        judged[table.specs[c]] = _judgement(outlook, table.specs[c], ratio, bias, bounded=not split[c])
     workers = workers_of(provenance)
     return Safety(
         why="",
@@ -289,7 +286,7 @@ def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], o
         noise_per_tensor=divide(tensor_noise[best], tensor_energy[best], tensor_energy[best] > 0),
         workers=workers if workers > 1 else WORKERS,
         cells=int(used[best].sum()),
-        judged=tuple(judged),
+        judged=judged,
         ratio_per_tensor=per_tensor[order],
         outlook=outlook,
     )
@@ -353,9 +350,3 @@ def part_in_words(share: float) -> str:
 def samples(size: float) -> str:
     """An equivalent batch: whole samples from ten on, two digits below."""
     return f"{size:,.0f}" if size >= 9.95 else number(size, 2)
-
-
-def cheapest_safe(judged: Sequence[Judgement], bits: Sequence[float]) -> int:
-    """Which configuration is safe with the fewest bits; -1 for none."""
-    safe = [k for k, found in enumerate(judged) if found.verdict == "safe" and math.isfinite(bits[k])]
-    return min(safe, key=lambda k: bits[k], default=-1)

@@ -25,7 +25,7 @@ import numpy as np
 
 from gtrace.report.analysis.cells import CODERS, CellTable, Coder, Sums, common_cells, divide, read_cells
 from gtrace.report.analysis.details import compare_rotation, exchanges_of, read_fits
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, all_at_bits, choose_targets, pareto_front
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, Rates, all_at_bits, choose_targets, pareto_front
 from gtrace.report.analysis.evidence import KEY, Phase, StepTable, compare_families, compare_layers, log_of_mean
 from gtrace.report.analysis.families import (
     SUMMED,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.equal_bits import Rates
     from gtrace.sweep import SweepResult
 
 

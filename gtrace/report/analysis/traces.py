@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.fitting.magnitudes import LAWS
+from gtrace.fitting.magnitudes import LAWS, Fit, Magnitudes
 from gtrace.fitting.sparsity import RULES
 from gtrace.report.names import count, listed
 from gtrace.settings import KINDS
 from gtrace.sweep.formats import FormatTrial, LayerFormats
 from gtrace.sweep.laws import ASKED, PruningTrial, follow_laws, judge, verdict_sentences
-from gtrace.trace import open_trace
+from gtrace.trace import TensorInfo, Trace, open_trace
 from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.fitting.floats import ScaleRule
-    from gtrace.fitting.magnitudes import Fit, Magnitudes
     from gtrace.sweep.laws import Cosines, LawVerdict, LayerLaws, PruningCell
-    from gtrace.trace import TensorInfo, Trace
 
 
 #: Bits for which float formats are chosen, and the scale rule that places values: the codec's own default.

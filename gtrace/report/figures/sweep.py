@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from gtrace.report.analysis.details import common_count, levels_on
-from gtrace.report.analysis.results import MOST_NAMED
+from gtrace.report.analysis.details import Density, TensorFit, common_count, levels_on
+from gtrace.report.analysis.results import MOST_NAMED, SweepAnalysis
 from gtrace.report.figures.charts import Label, label_curves, list_curves
 from gtrace.report.figures.style import (
     FRONT,
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.details import Density, TensorFit
     from gtrace.report.analysis.families import Configuration
-    from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.figures.style import Look
 
 VARIANCE = "relative variance  ||Q(g) − g||² / ||g||²"

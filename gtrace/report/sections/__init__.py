@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gtrace.errors import UsageError, suggest
 from gtrace.report.figures import FIGURES
-from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, make_report
+from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, make_report
 from gtrace.report.sections import plans, savings, side_by_side, sweep, traces, training
 from gtrace.sweep.store import SweepResult
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from gtrace.report.inputs import Report
     from gtrace.report.section import FigureSpec, Section, Verdict
 
 #: Name -> the sections of that name in a report, with this many lines of tables of layers (None: all). In their order.

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from gtrace.report import figures
-from gtrace.report.analysis.details import common_count, levels_on
+from gtrace.report.analysis.details import TensorFit, common_count, levels_on
 from gtrace.report.analysis.families import method_of, short_spec
-from gtrace.report.analysis.runs import BASELINE, WINDOW, running_mean, worst_shadows
+from gtrace.report.analysis.runs import BASELINE, WINDOW, LoggedRun, running_mean, worst_shadows
 from gtrace.report.names import number
 from gtrace.report.section import Chart, Curve, FigureSpec, HeatMap, Panel
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import Any, Literal
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.report.analysis.details import TensorFit
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.run_logs import RunLogAnalysis
-    from gtrace.report.analysis.runs import LoggedRun
     from gtrace.report.analysis.safety import Safety
 
 #: Name of the curve through the Pareto-optimal configurations.

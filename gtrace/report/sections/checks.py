@@ -9,33 +9,26 @@ import dataclasses
 import math
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.report.analysis.details import exchanges_of
+from gtrace.report.analysis.details import ExchangeError, LayerRotation, Rotation, exchanges_of
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
-from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST, Judgement, cheapest_safe, samples
-from gtrace.report.analysis.savings import EXCHANGES
+from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST, Judgement, samples
+from gtrace.report.analysis.savings import EXCHANGES, Saving, Savings
 from gtrace.report.names import MISSING, count, listed, number, percent
-from gtrace.report.section import NOTHING, Cell, Column, Table, flat, value_cell
-from gtrace.report.sections.sweep_tables import MARKS, batch_cell, method_columns, most_energy
+from gtrace.report.section import NOTHING, Cell, Record, Shows, Table, column, flat, value_cell, words
+from gtrace.report.sections.sweep_tables import MARKS, batch_cell, method_columns, most_energy, verdict_cell
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from typing import Any
+    from collections.abc import Collection, Sequence
 
-    from gtrace.report.analysis.details import ExchangeError, LayerRotation, Rotation
+    from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.safety import SafetyVerdict
-    from gtrace.report.analysis.savings import Saving, Savings
-    from gtrace.report.section import Record, Shown
     from gtrace.sweep import SweepResult
-
-
-TITLE = "Is it safe?"
-_ORDER: tuple[SafetyVerdict, ...] = ("safe", "at risk", "cannot tell")
 
 
 def safety_sentences(analysis: SweepAnalysis) -> list[str]:
@@ -46,18 +39,24 @@ def safety_sentences(analysis: SweepAnalysis) -> list[str]:
     if not safety.known:
         return [f"Safety unknown: {safety.why}."]
     noise, outlook = number(safety.noise.estimate), safety.outlook
-    judged = Counter(found.verdict for found in safety.judged)
-    counted = listed(f"{judged[verdict]} {verdict}" for verdict in _ORDER if judged[verdict])
+    judged = Counter(found.verdict for found in safety.judged.values())
+    counted = listed(f"{judged[verdict]} {verdict}" for verdict in MARKS if judged[verdict])
     sentences = [
         f"Gradient noise, from {listed(list(safety.sources))}, is {noise} times the squared norm of the gradients.",
         f"Of {count(len(safety.judged), 'configuration')}: {counted}.",
     ]
     if outlook.why:
         sentences.append(f"What noise costs is not known: {outlook.why}.")
-    k = cheapest_safe(safety.judged, [c.bits for c in analysis.configurations])
-    if k >= 0:
-        sentences.append(f"Fewest bits that are safe: {analysis.configurations[k].spec} {safety.judged[k].reason}.")
+    cheapest = _cheapest_safe(analysis)
+    if cheapest is not None:
+        sentences.append(f"Fewest bits that are safe: {cheapest.spec} {safety.judged[cheapest.spec].reason}.")
     return sentences
+
+
+def _cheapest_safe(analysis: SweepAnalysis) -> Configuration | None:
+    judged = analysis.safety.judged
+    safe = [c for c in analysis.configurations if judged[c.spec].verdict == "safe" and math.isfinite(c.bits)]
+    return min(safe, key=lambda c: c.bits, default=None)
 
 
 def over_noise_sentence(analysis: SweepAnalysis) -> list[str]:
@@ -91,37 +90,27 @@ def least_over_noise(analysis: SweepAnalysis) -> list[float]:
 def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Table:
     """One line per configuration: the verdict, its numbers, what it saves, and its reason; what is safe first."""
     outlook = analysis.safety.outlook
-    saved = [] if savings is None else [Column("step over bf16", f"between {savings.cluster.ranks} ranks", rank=1)]
     like = f"batch of {samples(outlook.batch)} like" if not outlook.why else "batch like"
-    columns = (
-        Column("configuration", "codec and its parameters", numeric=False),
-        Column("verdict", "by what its noise and its bias cost", numeric=False),
-        Column("bits measured", "per coordinate: payload with norms, and shared bytes"),
-        Column(like, "prediction: uncompressed batch that trains as well"),
-        Column("lost progress", "part of each step's progress that the bias takes", rank=1),
-        Column("noise ratio", "variance of Q(g) over gradient noise, the same for any number of workers", rank=2),
-        Column("bias", "norm of the bias over that of the expected gradient", rank=3),
-        *saved,
-        Column("norm / noise", "least ||g|| / ||Q(g) - g|| of the steps: the sqrt(3) rule wants 1.73", rank=5),
-        Column("because", "the reason for the verdict", rank=4, numeric=False, prose=True),
-    )
-    triples = list(zip(analysis.configurations, analysis.safety.judged, least_over_noise(analysis), strict=True))
-    triples.sort(key=lambda one: (_ORDER.index(one[1].verdict), math.isnan(one[0].bits), one[0].bits))
-    rows = tuple(
-        (
-            Cell(c.spec),
-            Cell(found.verdict, mark=MARKS[found.verdict]),
-            value_cell(c.bits),
-            batch_cell(found, interval=True),
-            NOTHING if found.prediction is None else Cell(percent(max(found.prediction.lost, 0.0))),
-            _ratio_cell(found),
-            _bias_cell(found),
-            *([] if savings is None else [_saved_cell(savings.best(c.spec))]),
-            NOTHING if math.isnan(least) else Cell(number(least), mark="quiet" if least < LEAST_OVER_NOISE else ""),
-            Cell(found.reason),
-        )
-        for c, found, least in triples
-    )
+    judged = analysis.safety.judged.values()
+    found = list(zip(analysis.configurations, judged, least_over_noise(analysis), strict=True))
+    found.sort(key=lambda one: (list(MARKS).index(one[1].verdict), math.isnan(one[0].bits), one[0].bits))
+    trains = "prediction: uncompressed batch that trains as well"
+    added = "variance of Q(g) over gradient noise, the same for any number of workers"
+    least = "least ||g|| / ||Q(g) - g|| of the steps: the sqrt(3) rule wants 1.73"
+    columns: list[Shows[tuple[Configuration, Judgement, float]]] = [
+        words("configuration", lambda one: one[0].spec, "codec and its parameters"),
+        words("verdict", lambda one: verdict_cell(one[1]), "by what its noise and its bias cost"),
+        column("bits measured", lambda one: one[0].bits, "per coordinate: payload with norms, and shared bytes"),
+        column(like, lambda one: batch_cell(one[1], interval=True), trains),
+        column("lost progress", lambda one: _lost_cell(one[1]), "part of each step's progress that the bias takes", 1),
+        column("noise ratio", lambda one: _ratio_cell(one[1]), added, 2),
+        column("bias", lambda one: _bias_cell(one[1]), "norm of the bias over that of the expected gradient", 3),
+        column("norm / noise", lambda one: _over_noise_cell(one[2]), least, 5),
+        words("because", lambda one: one[1].reason, "the reason for the verdict", 4, prose=True),
+    ]
+    if savings is not None:
+        between = f"between {savings.cluster.ranks} ranks"
+        columns.insert(-2, column("step over bf16", lambda one: _saved_cell(savings.best(one[0].spec)), between, 1))
     over = f" over {outlook.horizon:,} steps (--horizon)" if not outlook.why else ""
     notes = [
         (
@@ -148,39 +137,46 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
             "Step over bf16: how many times as long a step with bf16 gradients would take, with the exchange below it; "
             "more under Savings."
         )
-    return Table(TITLE, columns, rows, (*notes, *_test(analysis)), place="safety")
+    return Table.of("Is it safe?", found, columns, notes=(*notes, *_test(analysis)), place="safety")
+
+
+def _lost_cell(found: Judgement) -> Cell:
+    return NOTHING if found.prediction is None else Cell(percent(max(found.prediction.lost, 0.0)))
+
+
+def _over_noise_cell(least: float) -> Cell:
+    return NOTHING if math.isnan(least) else Cell(number(least), mark="quiet" if least < LEAST_OVER_NOISE else "")
 
 
 def _ratio_cell(found: Judgement) -> Cell:
     ratio = found.ratio
     if not math.isfinite(ratio.estimate):
-        return Cell(MISSING, mark="missing", hint=found.reason)
+        return dataclasses.replace(NOTHING, hint=found.reason)
     between = f"{number(max(ratio.low, 0.0))}{MISSING}{number(ratio.high)}" if ratio.known else ""
     return Cell(number(ratio.estimate), between, hint=ratio.why)
 
 
 def _bias_cell(found: Judgement) -> Cell:
     if not math.isfinite(found.bias):
-        return Cell(MISSING, mark="missing", hint="the expected gradient is lost in its noise")
+        return dataclasses.replace(NOTHING, hint="the expected gradient is lost in its noise")
     return Cell(f"{'at most ' if found.bounded and found.bias else ''}{number(found.bias)}")
 
 
 def _saved_cell(best: Saving | None) -> Cell:
     if best is None:
-        return Cell(MISSING, mark="missing", hint="it was not swept on all of the step's gradients")
+        return dataclasses.replace(NOTHING, hint="it was not swept on all of the step's gradients")
     return Cell(f"{number(best.over_bfloat16[0])}x", EXCHANGES[best.exchange])
 
 
 def _test(analysis: SweepAnalysis) -> list[str]:
     """The command that would test the prediction for the codec that a reader may want to take."""
-    k = cheapest_safe(analysis.safety.judged, [c.bits for c in analysis.configurations])
-    attrs = analysis.trace_attrs
-    words = attrs.get("argv")
-    if k < 0 or not isinstance(words, list) or not words:
+    cheapest, attrs = _cheapest_safe(analysis), analysis.trace_attrs
+    argv = attrs.get("argv")
+    if cheapest is None or not isinstance(argv, list) or not argv:
         return []
     world = attrs.get("world_size")
     start = f"torchrun --nproc-per-node {world} -m -- " if isinstance(world, int) and world > 1 else ""
-    codec, script = shlex.quote(analysis.configurations[k].spec), shlex.join(map(str, words))
+    codec, script = shlex.quote(cheapest.spec), shlex.join(map(str, argv))
     return [f"To test it, compare the losses with and without the codec: {start}gtrace train --codec {codec} {script}"]
 
 
@@ -189,20 +185,22 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
     safety = analysis.safety
     if not safety.known:
         return {"why": safety.why}
-    judged, least = {}, least_over_noise(analysis)
-    for k, found in enumerate(safety.judged):
-        judged[analysis.configurations[k].spec] = {
+    each = zip(safety.judged.items(), least_over_noise(analysis), safety.ratio_per_tensor, strict=True)
+    judged = {
+        spec: {
             "verdict": found.verdict,
             "reason": found.reason,
             "noise_ratio": found.ratio.estimate,
             "noise_ratio_low": found.ratio.low,
             "noise_ratio_high": found.ratio.high,
             "bias": found.bias,
-            "norm_over_noise": least[k],
+            "norm_over_noise": least,
             "bias_at_most": found.bounded,
             "prediction": safety.record(found),
-            "per_tensor": safety.ratio_per_tensor[k],
+            "per_tensor": per_tensor,
         }
+        for (spec, found), least, per_tensor in each
+    }
     return {
         "sentences": safety_sentences(analysis),
         "sources": list(safety.sources),
@@ -218,20 +216,21 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
 def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
     """One line per tensor, or those with most energy: its gradient noise, and the noise of each method in it."""
     safety = analysis.safety
-    chosen, parts = [i for i in analysis.view() if safety.judged[i].bias < SAFE_BIAS], safety.outlook.parts()
+    specs, parts = [c.spec for c in analysis.configurations], safety.outlook.parts()
+    chosen = [i for i in analysis.view() if safety.judged[specs[i]].bias < SAFE_BIAS]
 
     def cell(i: int, t: int) -> Cell:
         ratio = float(safety.ratio_per_tensor[i, t])
-        part = parts.get((analysis.configurations[i].spec, analysis.tensors[t]), math.nan)
+        part = parts.get((specs[i], analysis.tensors[t]), math.nan)
         if not math.isfinite(ratio):
             return NOTHING
         return Cell(number(ratio), f"{percent(part)} of its cost" if math.isfinite(part) else "")
 
-    noise = Column("noise / ||g||²", "tr Cov(g) over the squared norm of the gradient")
-    columns: list[tuple[Column, Callable[[int], Shown]]] = [
-        (Column("tensor", "parameter name", numeric=False), lambda t: analysis.tensors[t]),
-        (Column("elements", rank=len(chosen) + 1), lambda t: f"{analysis.elements[t]:,}"),
-        (noise, lambda t: float(safety.noise_per_tensor[t])),
+    noise, meaning = safety.noise_per_tensor.tolist(), "tr Cov(g) over the squared norm of the gradient"
+    columns: list[Shows[int]] = [
+        words("tensor", lambda t: analysis.tensors[t], "parameter name"),
+        column("elements", lambda t: f"{analysis.elements[t]:,}", rank=len(chosen) + 1),
+        column("noise / ||g||²", lambda t: noise[t], meaning),
         *method_columns(analysis, chosen, cell),
     ]
     shown = most_energy(analysis, most)
@@ -241,17 +240,9 @@ def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
             "the part of the predicted cost that is in this tensor."
         )
     ]
-    if len(shown) < len(analysis.tensors):
-        left = count(len(analysis.tensors) - len(shown), "tensor")
-        notes.append(f"{left} with less energy left out; -o FILE has all.")
-    return Table.of(
-        "Noise ratio per tensor",
-        shown,
-        columns,
-        notes=tuple(notes),
-        folded=True,
-        place="safety",
-    )
+    if left := len(analysis.tensors) - len(shown):
+        notes.append(f"{count(left, 'tensor')} with less energy left out; -o FILE has all.")
+    return Table.of("Noise ratio per tensor", shown, columns, notes=tuple(notes), folded=True, place="safety")
 
 
 #: tensors that a sentence names
@@ -309,30 +300,26 @@ def rotation_table(found: Rotation, shown: Collection[str]) -> Table:
     def verdict(one: LayerRotation) -> Cell:
         return Cell(one.verdict, mark="best" if one.verdict == "rotate" else "") if one.known else NOTHING
 
-    rotated = Column("rotated", "least error of the codecs that rotate, at these bits of this tensor")
-    plain = Column("not rotated", "least error of the codecs that do not")
-    ratio = Column("ratio", "error rotated over error not rotated; below 1 the rotation pays", rank=1)
-    columns = [
-        (Column("tensor", "parameter name", numeric=False), lambda one: one.tensor),
-        (Column("energy", "part of the total ||g||²", rank=2), lambda one: value_cell(one.energy, ".1%")),
-        (rotated, lambda one: error(one.rotated, one.rotated_error)),
-        (plain, lambda one: error(one.plain, one.plain_error)),
-        (ratio, lambda one: one.ratio),
-        (Column("verdict", numeric=False), verdict),
+    rotated = "least error of the codecs that rotate, at these bits of this tensor"
+    plain = "least error of the codecs that do not"
+    columns: list[Shows[LayerRotation]] = [
+        words("tensor", lambda one: one.tensor, "parameter name"),
+        column("energy", lambda one: value_cell(one.energy, ".1%"), "part of the total ||g||²", 2),
+        column("rotated", lambda one: error(one.rotated, one.rotated_error), rotated),
+        column("not rotated", lambda one: error(one.plain, one.plain_error), plain),
+        column("ratio", lambda one: one.ratio, "error rotated over error not rotated; below 1 the rotation pays", 1),
+        words("verdict", verdict),
     ]
     notes = [
         "Shares of the tensor's energy lost, by codecs without bias and memory. Same: they differ by less than 2%."
     ]
-    left = len(found.layers) - len(shown)
-    if left:
+    if left := len(found.layers) - len(shown):
         notes.append(f"{count(left, 'tensor')} with less energy left out; -o FILE has all.")
-    return Table.of(
-        f"Rotate or not, at {bits_in_words(found.bits)}",
-        [layer for layer in found.layers if layer.tensor in shown],
-        columns,
-        notes=tuple(notes if found.measured else [*notes, _CLOSED]),
-        place="layers",
-    )
+    if not found.measured:
+        notes.append(_CLOSED)
+    layers = [layer for layer in found.layers if layer.tensor in shown]
+    title = f"Rotate or not, at {bits_in_words(found.bits)}"
+    return Table.of(title, layers, columns, notes=tuple(notes), place="layers")
 
 
 #: ways in the order of their error
@@ -350,18 +337,17 @@ def exchange_sentence(found: Sequence[ExchangeError]) -> list[str]:
     """What the worst exchange of the most ranks costs; nothing if no exchange was measured beside an all-gather."""
     most = max((one.ranks for one in found), default=0)
     plain = {one.codec: one.error for one in found if one.ranks == most and one.exchange == "allgather"}
-    worse = [one for one in found if one.ranks == most and one.error > _MANY * plain.get(one.codec, float("inf"))]
+    worse = [one for one in found if one.ranks == most and one.error > _MANY * plain.get(one.codec, math.inf)]
     worse = sorted(worse, key=lambda one: -one.error / plain[one.codec])
-    said = []
-    for one in worse[:1]:
-        name, _, node = one.exchange.partition(":")
-        words = {"ring": "a ring", "two-shot": "two shots", "hierarchical": f"nodes of {node}"}
-        said.append(
-            f"Between {most} ranks {one.codec} loses {number(one.error)} of the average in "
-            f"{words.get(name, one.exchange)}, {number(one.error / plain[one.codec])} times what it loses in an "
-            "all-gather: sums are encoded again."
-        )
-    return said
+    if not worse:
+        return []
+    one = worse[0]
+    name, _, node = one.exchange.partition(":")
+    way = {"ring": "a ring", "two-shot": "two shots", "hierarchical": f"nodes of {node}"}.get(name, one.exchange)
+    return [
+        f"Between {most} ranks {one.codec} loses {number(one.error)} of the average in {way}, "
+        f"{number(one.error / plain[one.codec])} times what it loses in an all-gather: sums are encoded again."
+    ]
 
 
 def exchange_table(found: Sequence[ExchangeError]) -> Table:
@@ -371,7 +357,8 @@ def exchange_table(found: Sequence[ExchangeError]) -> Table:
     cells = {(one.codec, one.ranks, one.exchange): one for one in found}
     lines = sorted({(ranks, codec) for codec, ranks, _ in cells})
 
-    def cell(ranks: int, codec: str, exchange: str) -> Cell:
+    def cell(exchange: str, line: tuple[int, str]) -> Cell:
+        ranks, codec = line
         one = cells.get((codec, ranks, exchange))
         if one is None:
             return NOTHING
@@ -380,22 +367,17 @@ def exchange_table(found: Sequence[ExchangeError]) -> Table:
         return Cell(number(one.error), f"{number(one.sent)} B{across}", "best" if one.error == min(here) else "")
 
     said = "vNMSE of the average that every rank ends with, like DynamiQ's; below: bytes a rank sends for a value"
-    columns = (Column("codec", numeric=False), Column("ranks", "that exchange"), *(Column(way, said) for way in ways))
-    rows = [(Cell(codec), Cell(str(ranks)), *(cell(ranks, codec, way) for way in ways)) for ranks, codec in lines]
+    columns: list[Shows[tuple[int, str]]] = [
+        words("codec", lambda line: line[1]),
+        column("ranks", lambda line: str(line[0]), "that exchange"),
+        *(column(way, partial(cell, way), said) for way in ways),
+    ]
     tensors = max((one.tensors for one in found), default=0)
-    sources = sorted({one.source for one in found})
-    return Table(
-        "Where sums happen",
-        columns,
-        tuple(rows),
-        notes=(
-            (
-                "Error of the average that every rank ends with, as a share of the exact average's energy, over "
-                f"{count(tensors, 'tensor')}; below it the bytes that a rank sends for each value. By the code that "
-                "real ranks run; out: what leaves a node."
-            ),
-            f"Gradients of the ranks: {'; '.join(sources)}.",
-        ),
-        empty="No codec fits these exchanges.",
-        place="network",
+    notes = (
+        "Error of the average that every rank ends with, as a share of the exact average's energy, over "
+        f"{count(tensors, 'tensor')}; below it the bytes that a rank sends for each value. By the code that real ranks "
+        "run; out: what leaves a node.",
+        f"Gradients of the ranks: {'; '.join(sorted({one.source for one in found}))}.",
     )
+    empty = "No codec fits these exchanges."
+    return Table.of("Where sums happen", lines, columns, notes=notes, empty=empty, place="network")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.planning.plan import WORTH, to_plain
+from gtrace.planning.plan import WORTH, TensorPlan, to_plain
 from gtrace.report.analysis.details import rotates
 from gtrace.report.analysis.families import method_of
 from gtrace.report.analysis.safety import samples as whole_samples
@@ -19,13 +19,16 @@ from gtrace.report.section import (
     NOTHING,
     Cell,
     Chart,
-    Column,
     Curve,
+    FigureSpec,
     Numbers,
     Panel,
     Section,
+    Shows,
     Table,
+    column,
     value_cell,
+    words,
 )
 from gtrace.report.sections.charts import charted
 from gtrace.report.verdict import lost
@@ -34,8 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.planning import Plan
-    from gtrace.planning.plan import TensorPlan
-    from gtrace.report.section import FigureSpec, Shown
 
 
 #: Bars, and curves, that a figure has at most: of the tensors with the most elements.
@@ -70,35 +71,23 @@ def shown(plan: Plan, most: int) -> list[TensorPlan]:
 def bits_per_tensor(plan: Plan) -> Chart:
     """Bits of every tensor, one bar each, with their spread over resampled steps."""
     rows = shown(plan, MOST_BARS)
-    names = tuple(row.tensor for row in rows)
     bits = tuple(row.bits for row in rows)
-    low, high = (), ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
     if plan.confidence is not None:
-        low = tuple(row.bits if row.bits_low is None else row.bits_low for row in rows)  # type: ignore[assignment]
-        high = tuple(row.bits if row.bits_high is None else row.bits_high for row in rows)  # type: ignore[assignment]
-    panel = Panel(
-        (Curve("this plan", names, bits, low, high),),
-        y_label="measured bits per value",
-        log_y=max(bits) > 16,
-        bars=True,
-        lines=(("all tensors", plan.totals.bits),),
-    )
-    return Chart((panel,), "")
+        low = tuple(row.bits if row.bits_low is None else row.bits_low for row in rows)
+        high = tuple(row.bits if row.bits_high is None else row.bits_high for row in rows)
+    curve = Curve("this plan", tuple(row.tensor for row in rows), bits, low, high)
+    lines, y_label = (("all tensors", plan.totals.bits),), "measured bits per value"
+    return Chart((Panel((curve,), y_label=y_label, log_y=max(bits) > 16, bars=True, lines=lines),), "")
 
 
 def bits_by_budget(plan: Plan) -> Chart:
     """Bits of the largest tensors against those of the whole plan."""
     x = tuple(point.bits for point in plan.frontier)
     curves = tuple(Curve(row.tensor, x, row.at_frontier) for row in shown(plan, MOST_CURVES) if row.at_frontier)
-    panel = Panel(
-        curves,
-        x_label="measured bits per value of the plan",
-        y_label="of the tensor",
-        log_x=True,
-        log_y=True,
-        marks=(("this plan", plan.totals.bits),),
-    )
-    return Chart((panel,), "")
+    labels, marks = ("", "measured bits per value of the plan", "of the tensor"), (("this plan", plan.totals.bits),)
+    return Chart((Panel(curves, *labels, log_x=True, log_y=True, marks=marks),), "")
 
 
 #: Share of the resamples in which a choice stays the same that counts as firm.
@@ -166,14 +155,10 @@ def _worth(plan: Plan) -> str:
     if plan.horizon is not None and best.planned is not None:
         over = f"over {count(plan.horizon.steps, 'step')}"
         single = f"{best.codec} for all costs as if the batch were {samples(plan, best.error)}"
-        planned = (
-            f"a codec for each tensor as if it were {samples(plan, best.planned)}, at {number(best.bits)} bits each"
-        )
-        if one_for_all:
-            return f"One codec for all tensors: {over}, {single}; {planned}."
-        if plan.worth:
-            return f"Worth a plan: {over}, {single}; {planned}."
-        return f"Not worth a plan: {over}, {single}; {planned}. Take the single codec."
+        each = f"a codec for each tensor as if it were {samples(plan, best.planned)}, at {number(best.bits)} bits each"
+        head = "One codec for all tensors" if one_for_all else "Worth a plan" if plan.worth else "Not worth a plan"
+        take = "" if one_for_all or plan.worth else " Take the single codec."
+        return f"{head}: {over}, {single}; {each}.{take}"
     single = f"the best single codec, {best.codec} (error {lost(best.error)} at {number(best.bits)} bits)"
     gain = 0.0 if gain is None else gain
     if one_for_all:
@@ -227,8 +212,6 @@ def _firm(plan: Plan) -> Iterator[str]:
 
 def brief_table(plan: Plan) -> Table:
     """The tensors with the most error, and all others in one row."""
-    bits = sum(row.bits * row.elements for row in plan.tensors) or math.nan
-    error = sum(row.error for row in plan.tensors) or math.nan
     order = sorted(plan.tensors, key=lambda row: (row.error, row.bits * row.elements), reverse=True)
     few = order if len(order) <= FEW_ROWS else order[: FEW_ROWS - 1]
     rest = order[len(few) :]
@@ -244,15 +227,16 @@ def brief_table(plan: Plan) -> Table:
     def moved(rows: Sequence[TensorPlan]) -> float:
         return sum(row.bits * row.elements for row in rows)
 
-    columns: list[tuple[Column, Callable[[Sequence[TensorPlan]], Shown]]] = [
-        (Column("tensor", numeric=False), name),
-        (Column("codec", numeric=False), codec),
-        (Column("bits"), lambda rows: number(moved(rows) / sum(row.elements for row in rows))),
-        (Column("of the bits", rank=2), lambda rows: value_cell(moved(rows) / bits, ".1%")),
-        (
-            Column(f"of the {what(plan)}", rank=1),
-            lambda rows: value_cell(sum(row.error for row in rows) / error, ".1%"),
-        ),
+    def lost_in(rows: Sequence[TensorPlan]) -> float:
+        return sum(row.error for row in rows)
+
+    bits, error = moved(plan.tensors) or math.nan, lost_in(plan.tensors) or math.nan
+    columns: list[Shows[Sequence[TensorPlan]]] = [
+        words("tensor", name),
+        words("codec", codec),
+        column("bits", lambda rows: number(moved(rows) / sum(row.elements for row in rows))),
+        column("of the bits", lambda rows: value_cell(moved(rows) / bits, ".1%"), rank=2),
+        column(f"of the {what(plan)}", lambda rows: value_cell(lost_in(rows) / error, ".1%"), rank=1),
     ]
     return Table.of(f"Tensors with the most {what(plan)}", shown, columns)
 
@@ -261,8 +245,6 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
     """Every tensor with its codec; of ``most`` those with the most error."""
     bits = sum(row.bits * row.elements for row in plan.tensors) or math.nan
     error = sum(row.error for row in plan.tensors) or math.nan
-    meaning = "expected measured bits per value: payload, norms and shared bytes"
-    part = Column(f"of the {what(plan)}", f"its part of the plan's {what(plan)}", rank=1)
 
     def stable(row: TensorPlan) -> Cell:
         if row.stable is None:
@@ -274,27 +256,30 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
             return NOTHING
         return Cell(f"{number(row.bits_low, 2)} to {number(row.bits_high, 2)}")
 
-    columns: list[tuple[Column, Callable[[TensorPlan], Shown]]] = [
-        (Column("tensor", numeric=False), lambda row: row.tensor),
-        (Column("codec", "what it goes through", numeric=False), lambda row: row.codec),
-        (Column("elements", rank=3), lambda row: f"{row.elements:,}"),
-        (Column("bits", meaning), lambda row: number(row.bits)),
-        (
-            Column("of the bits", "its part of all bits", rank=2),
-            lambda row: value_cell(row.bits * row.elements / bits, ".1%"),
-        ),
-        (part, lambda row: value_cell(row.error / error, ".1%")),
-        (Column("stable", "part of the resampled steps on which its codec stays the same", rank=4), stable),
-        (Column("bits there", "5th to 95th percentile of its bits on resampled steps", rank=5), spread),
+    meaning, its = "expected measured bits per value: payload, norms and shared bytes", f"the plan's {what(plan)}"
+    columns: list[Shows[TensorPlan]] = [
+        words("tensor", lambda row: row.tensor),
+        words("codec", lambda row: row.codec, "what it goes through"),
+        column("elements", lambda row: f"{row.elements:,}", rank=3),
+        column("bits", lambda row: number(row.bits), meaning),
+        column("of the bits", lambda row: value_cell(row.bits * row.elements / bits, ".1%"), "its part of all bits", 2),
+        column(f"of the {what(plan)}", lambda row: value_cell(row.error / error, ".1%"), f"its part of {its}", 1),
+        column("stable", stable, "part of the resampled steps on which its codec stays the same", 4),
+        column("bits there", spread, "5th to 95th percentile of its bits on resampled steps", 5),
     ]
     if any(row.group for row in plan.tensors):
-        columns.append((Column("group", "tensors with the same codec", numeric=False, rank=6), lambda row: row.group))
-    kept = set(sorted(range(len(plan.tensors)), key=lambda k: -plan.tensors[k].error)[:most])
-    left = len(plan.tensors) - len(kept)
+        columns.append(words("group", lambda row: row.group, "tensors with the same codec", 6))
+    rows = _most(plan, most, lambda row: row.error)
+    left = len(plan.tensors) - len(rows)
     notes = [f"{count(left, 'tensor')} with less {what(plan)} left out."] if left else []
     notes.append(f"Tensors that the plan does not name go through {plan.default}.")
-    rows = [row for k, row in enumerate(plan.tensors) if k in kept]
     return Table.of("Codec of every tensor", rows, columns, notes=tuple(notes))
+
+
+def _most(plan: Plan, most: int | None, by: Callable[[TensorPlan], float]) -> list[TensorPlan]:
+    """The tensors with the largest numbers, in the plan's order; None for all."""
+    kept = set(sorted(range(len(plan.tensors)), key=lambda k: -by(plan.tensors[k]))[:most])
+    return [row for k, row in enumerate(plan.tensors) if k in kept]
 
 
 def budget_table(plan: Plan, most: int | None = None) -> Table | None:
@@ -303,17 +288,19 @@ def budget_table(plan: Plan, most: int | None = None) -> Table | None:
         return None
     places = np.unique(np.linspace(0, len(plan.frontier) - 1, _BUDGETS).round().astype(int)).tolist()
     at = [plan.frontier[p] for p in places]
-    columns = [Column(f"{number(p.bits, 2)} bits", f"relative {what(plan)} {number(p.error)}") for p in at]
-    kept = set(sorted(range(len(plan.tensors)), key=lambda k: -plan.tensors[k].elements)[:most])
-    rows = tuple(
-        (Cell(row.tensor), *(Cell(number(row.at_frontier[p], 2)) for p in places))
-        for k, row in enumerate(plan.tensors)
-        if k in kept and row.at_frontier
-    )
+
+    def bits(place: int, row: TensorPlan) -> str:
+        return number(row.at_frontier[place], 2)
+
+    columns: list[Shows[TensorPlan]] = [words("tensor", lambda row: row.tensor)]
+    for place, p in zip(places, at, strict=True):
+        columns.append(
+            column(f"{number(p.bits, 2)} bits", partial(bits, place), f"relative {what(plan)} {number(p.error)}")
+        )
+    rows = [row for row in _most(plan, most, lambda row: row.elements) if row.at_frontier]
     errors = ", ".join(f"{number(p.error, 2)} at {number(p.bits, 2)}" for p in at)
     notes = (f"{what(plan).capitalize()} by bits: {errors}.",)
-    columns.insert(0, Column("tensor", numeric=False))
-    return Table("Bits of every tensor at other budgets", tuple(columns), rows, notes, folded=True)
+    return Table.of("Bits of every tensor at other budgets", rows, columns, notes=notes, folded=True)
 
 
 def plan_section(plan: Plan, most_layers: int | None) -> Section:

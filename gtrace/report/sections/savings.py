@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
-from gtrace.report.analysis.savings import EXCHANGES, PAYLOADS
+from gtrace.report.analysis.savings import EXCHANGES, PAYLOADS, Saving, Savings
 from gtrace.report.names import MISSING, count, duration, number, size
 from gtrace.report.section import NOTHING, Cell, Chart, Column, Curve, Numbers, Panel, Section, Table
 from gtrace.report.sections.charts import charted
@@ -17,8 +17,6 @@ from gtrace.units import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from gtrace.report.analysis.savings import Saving, Savings
 
 
 _HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}

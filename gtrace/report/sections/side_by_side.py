@@ -5,23 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gtrace.report.names import count, listed, number
-from gtrace.report.section import NOTHING, Cell, Column, Numbers, Section, Table, flat
+from gtrace.report.section import NOTHING, Cell, Numbers, Section, Shows, Table, column, flat, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from gtrace.report.analysis.evidence import PairedComparison
     from gtrace.report.analysis.side_by_side import ConfigurationRatio, SideBySide
-    from gtrace.report.section import Shown
     from gtrace.report.statistics import Interval
 
 
-def ratio_columns(
-    ratio: str, interval: str, compared: str
-) -> list[tuple[Column, Callable[[PairedComparison | ConfigurationRatio], Shown]]]:
+def ratio_columns(ratio: str, interval: str, compared: str) -> list[Shows[Any]]:
     """A ratio of errors, its interval and its p-value; what the first two mean, and what Holm's correction counts."""
     meaning = f"that there is no difference, corrected for the number of {compared} (Holm)"
 
@@ -34,9 +31,9 @@ def ratio_columns(
         return NOTHING if math.isnan(found.p_holm) else Cell(text, mark="best" if found.differs else "")
 
     return [
-        (Column("ratio", ratio), lambda found: Cell(number(found.ratio), mark="best" if found.differs else "")),
-        (Column("95% interval", interval), ends),
-        (Column("p", meaning, rank=1), p),
+        column("ratio", lambda found: Cell(number(found.ratio), mark="best" if found.differs else ""), ratio),
+        column("95% interval", ends, interval),
+        column("p", p, meaning, 1),
     ]
 
 
@@ -52,24 +49,19 @@ def side_by_side_table(pair: SideBySide) -> Table:
     notes = [f"Ratio: relative variance of {pair.second} over that of {pair.first}, of {pair.whose}."]
     if reasons:
         notes.append(f"No interval: {'; '.join(reasons)}.")
-    over = "over what both have"
-    return Table.of(
-        "The same configurations in both",
-        pair.shared,
-        [
-            (Column("configuration", numeric=False), lambda c: c.spec),
-            (Column(pair.first, f"relative variance in {pair.first}, {over}"), lambda c: number(c.first)),
-            (Column(pair.second, f"relative variance in {pair.second}, {over}"), lambda c: number(c.second)),
-            *ratio_columns(
-                f"{pair.second} / {pair.first}", "of the ratio, over the steps that both have", "configurations"
-            ),
-            (Column(f"bits {pair.first}", "measured, over the whole sweep", rank=2), lambda c: number(c.first_bits)),
-            (Column(f"bits {pair.second}", "measured, over the whole sweep", rank=2), lambda c: number(c.second_bits)),
-            (Column("cells", "tensors at steps that both have", rank=3), lambda c: f"{c.cells:,}"),
-        ],
-        notes=tuple(notes),
-        empty="No codec is in both sweeps.",
-    )
+    over, bits = "over what both have", "measured, over the whole sweep"
+    ratio, steps = f"{pair.second} / {pair.first}", "of the ratio, over the steps that both have"
+    columns: list[Shows[ConfigurationRatio]] = [
+        words("configuration", lambda c: c.spec),
+        column(pair.first, lambda c: number(c.first), f"relative variance in {pair.first}, {over}"),
+        column(pair.second, lambda c: number(c.second), f"relative variance in {pair.second}, {over}"),
+        *ratio_columns(ratio, steps, "configurations"),
+        column(f"bits {pair.first}", lambda c: number(c.first_bits), bits, 2),
+        column(f"bits {pair.second}", lambda c: number(c.second_bits), bits, 2),
+        column("cells", lambda c: f"{c.cells:,}", "tensors at steps that both have", 3),
+    ]
+    empty = "No codec is in both sweeps."
+    return Table.of("The same configurations in both", pair.shared, columns, notes=tuple(notes), empty=empty)
 
 
 def side_by_side_verdict(pair: SideBySide) -> Iterator[str]:

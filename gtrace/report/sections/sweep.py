@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report import figures
-from gtrace.report.analysis.details import MOST_TENSORS, common_count, levels_on
+from gtrace.report.analysis.details import MOST_TENSORS, TensorFit, common_count, levels_on
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
-from gtrace.report.analysis.results import MOST_NAMED, averaged_over
+from gtrace.report.analysis.results import MOST_NAMED, SweepAnalysis, averaged_over
 from gtrace.report.names import count
-from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat
+from gtrace.report.section import Block, FigureSpec, Numbers, Record, Section, Verdict, flat
 from gtrace.report.sections import charts, checks, sweep_tables
 from gtrace.report.sections.sweep_words import compared_in_words, groups_in_words, sweep_verdict
 from gtrace.report.verdict import verdict_of
@@ -23,14 +23,11 @@ from gtrace.report.verdict import verdict_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gtrace.report.analysis.details import TensorFit
     from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.families import Configuration
-    from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.inputs import Report
-    from gtrace.report.section import Block, Verdict
 
 
 #: nominal bits up to which a sweep is worth its time

@@ -9,13 +9,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
-from gtrace.report.analysis.evidence import SIGNIFICANT
-from gtrace.report.analysis.families import MEASURES
-from gtrace.report.analysis.results import CODED, whose_gradient
-from gtrace.report.analysis.safety import samples
+from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS, AtBits
+from gtrace.report.analysis.evidence import SIGNIFICANT, PairedComparison, Phase
+from gtrace.report.analysis.families import MEASURES, BDRate, Configuration, Family
+from gtrace.report.analysis.results import CODED, SweepAnalysis, whose_gradient
+from gtrace.report.analysis.safety import Judgement, SafetyVerdict, samples
 from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
-from gtrace.report.section import FEW_ROWS, NOTHING, PARETO, Cell, Column, LayerTables, Table, value_cell
+from gtrace.report.section import (
+    FEW_ROWS,
+    NOTHING,
+    PARETO,
+    Cell,
+    Column,
+    LayerTables,
+    Mark,
+    Shown,
+    Shows,
+    Table,
+    column,
+    value_cell,
+    words,
+)
 from gtrace.report.sections.side_by_side import ratio_columns, span
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share, off_target, signed_percent
 from gtrace.report.statistics import THIRDS
@@ -24,14 +38,8 @@ from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose,
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from gtrace.report.analysis.equal_bits import AtBits
-    from gtrace.report.analysis.evidence import PairedComparison, Phase
-    from gtrace.report.analysis.families import BDRate, Configuration, Family
-    from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.safety import Judgement, SafetyVerdict
     from gtrace.report.analysis.savings import Savings
     from gtrace.report.analysis.tensors import TensorGroup
-    from gtrace.report.section import Mark, Shown
 
 
 #: how a verdict on safety is set off
@@ -55,49 +63,51 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
     if every:
         shown = sorted(found, key=lambda one: (not one.within, one.bits))
     safety = analysis.safety
-    judged = dict(zip((c.spec for c in analysis.configurations), safety.judged, strict=False))
     chosen = choose(found, network=savings is not None).chosen
 
     def verdict(one: Candidate) -> Cell:
-        known = judged.get(one.codec)
+        known = safety.judged.get(one.codec)
         if not math.isfinite(one.error):
             return Cell("exact" if one.method == "none" else "not measured", mark="quiet")
         if known is not None and safety.known:
-            return Cell(known.verdict, mark=MARKS[known.verdict], hint=known.reason)
+            return dataclasses.replace(verdict_cell(known), hint=known.reason)
         limit = f"{ERROR_LIMIT:.0%}"
         return Cell(f"below {limit}", mark="best") if one.within else Cell(f"above {limit}")
 
-    columns: list[tuple[Column, Callable[[Candidate], Shown]]] = [
-        (
-            Column("codec", numeric=False),
-            lambda one: Cell(
-                "float32" if one.method == "none" else one.codec if every else one.name,
-                mark="best" if one is chosen else "",
-            ),
-        ),
-        (Column("bits", "measured, per value", rank=1), lambda one: number(one.bits)),
-        (Column("error", "share of gradient energy lost"), lambda one: lost(one.error)),
+    def name(one: Candidate) -> Cell:
+        text = "float32" if one.method == "none" else one.codec if every else one.name
+        return Cell(text, mark="best" if one is chosen else "")
+
+    columns: list[Shows[Candidate]] = [
+        words("codec", name),
+        column("bits", lambda one: number(one.bits), "measured, per value", 1),
+        column("error", lambda one: lost(one.error), "share of gradient energy lost"),
     ]
     if not safety.outlook.why:
         hint = f"of {samples(safety.outlook.batch)}: uncompressed one that trains as well, predicted"
-        columns.append((Column("batch", hint, rank=2), lambda one: batch_cell(judged.get(one.codec))))
+        columns.append(column("batch", lambda one: batch_cell(safety.judged.get(one.codec)), hint, 2))
     if savings is not None and not every:
-        columns.append((Column("step", f"on {savings.cluster.ranks} ranks"), lambda one: duration(one.seconds)))
-    columns.append((Column("verdict", numeric=False), verdict))
+        columns.append(column("step", lambda one: duration(one.seconds), f"on {savings.cluster.ranks} ranks"))
+    columns.append(words("verdict", verdict))
     if every:
-        columns.append((Column("step", "seconds of a step on this network"), lambda _: NOTHING))
-        columns.append((Column("over bf16", "a step with bf16 gradients over this one"), lambda _: NOTHING))
+        columns.append(column("step", lambda _: NOTHING, "seconds of a step on this network"))
+        columns.append(column("over bf16", lambda _: NOTHING, "a step with bf16 gradients over this one"))
         return Table.of("Every configuration", shown, columns, place="choose")
     left = len({one.method for one in found if math.isfinite(one.error)} - {one.method for one in shown})
     notes = (f"{count(left, 'more method')}; --full shows all.",) if left else ()
     return Table.of("The best configuration of each method", shown, columns, notes=notes, place="choose")
 
 
+def verdict_cell(found: Judgement) -> Cell:
+    """Whether a configuration is safe."""
+    return Cell(found.verdict, mark=MARKS[found.verdict])
+
+
 def batch_cell(found: Judgement | None, *, interval: bool = False) -> Cell:
     """The equivalent batch that is predicted."""
     prediction = None if found is None else found.prediction
     if prediction is None:
-        return Cell(MISSING, mark="missing", hint="" if found is None else found.reason)
+        return dataclasses.replace(NOTHING, hint="" if found is None else found.reason)
     between = f"{samples(prediction.least)}{MISSING}{samples(prediction.most)}" if interval else ""
     return Cell(samples(prediction.equivalent), between)
 
@@ -130,32 +140,25 @@ def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
 def _ranked(analysis: SweepAnalysis, k: int, rate: str) -> Table:
     """The methods on one layer at equal bits of this layer, least error first."""
     known = sorted((float(at[k]), label) for label, at in analysis.layer_at.items() if math.isfinite(at[k]))
-    error = Column(f"error at {rate}", f"at {rate} per value of this tensor, summed over steps")
-    least = Column("times least", "error over the least of these methods")
-    return Table.of(
-        analysis.tensors[k],
-        known[:MOST_METHODS],
-        [
-            (Column("method", numeric=False), lambda found: found[1]),
-            (error, lambda found: energy_share(found[0])),
-            (least, lambda found: number(found[0] / known[0][0])),
-        ],
-    )
+    meaning = f"at {rate} per value of this tensor, summed over steps"
+    columns: list[Shows[tuple[float, str]]] = [
+        words("method", lambda found: found[1]),
+        column(f"error at {rate}", lambda found: energy_share(found[0]), meaning),
+        column("times least", lambda found: number(found[0] / known[0][0]), "error over the least of these methods"),
+    ]
+    return Table.of(analysis.tensors[k], known[:MOST_METHODS], columns)
 
 
 def _listed(analysis: SweepAnalysis, chosen: list[int], k: int) -> Table:
     """One configuration of each method on a layer where nothing can be compared at equal bits, in no order."""
-    bits = Column("bits", "measured bits per value of this tensor")
-    error = Column("relative variance", "||Q(g) - g||² / ||g||² of this tensor, summed over steps")
-    return Table.of(
-        analysis.tensors[k],
-        chosen,
-        [
-            (Column("method", numeric=False), lambda i: analysis.configurations[i].name),
-            (bits, lambda i: number(float(analysis.per_tensor_bits[i, k]))),
-            (error, lambda i: number(float(analysis.per_tensor[i, k]))),
-        ],
-    )
+    bits, error = analysis.per_tensor_bits[:, k].tolist(), analysis.per_tensor[:, k].tolist()
+    meaning = "||Q(g) - g||² / ||g||² of this tensor, summed over steps"
+    columns: list[Shows[int]] = [
+        words("method", lambda i: analysis.configurations[i].name),
+        column("bits", lambda i: number(bits[i]), "measured bits per value of this tensor"),
+        column("relative variance", lambda i: number(error[i]), meaning),
+    ]
+    return Table.of(analysis.tensors[k], chosen, columns)
 
 
 def comparison_table(analysis: SweepAnalysis) -> Table:
@@ -186,35 +189,19 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
     def third(name: str, compared: PairedComparison) -> str:
         return number(compared.thirds.get(name, math.nan))
 
-    return Table.of(
-        title,
-        comparisons,
-        [
-            (
-                Column("first / second", "error of the first over that of the second", numeric=False),
-                lambda c: f"{c.first} / {c.second}",
-            ),
-            *ratio_columns(
-                "of errors summed over all elements and steps",
-                "from blocks of consecutive steps drawn again",
-                "comparisons",
-            ),
-            (
-                Column("steps better", "part of training in which the first has less error", rank=3),
-                lambda c: percent(c.better),
-            ),
-            *(
-                (Column(name, f"ratio in the {name} third of training", rank=4), partial(third, name))
-                for name in THIRDS
-            ),
-            (
-                Column("by layers", "mean ratio of the layers, all counted the same", rank=2),
-                lambda c: Cell(number(math.exp(c.by_layers.estimate)), hint=span(c.by_layers)),
-            ),
-        ],
-        notes=(*about, *notes, *why) if comparisons else (),
-        empty="Nothing to compare.",
-    )
+    def by_layers(compared: PairedComparison) -> Cell:
+        return Cell(number(math.exp(compared.by_layers.estimate)), hint=span(compared.by_layers))
+
+    what = "of errors summed over all elements and steps"
+    columns: list[Shows[PairedComparison]] = [
+        words("first / second", lambda c: f"{c.first} / {c.second}", "error of the first over that of the second"),
+        *ratio_columns(what, "from blocks of consecutive steps drawn again", "comparisons"),
+        column("steps better", lambda c: percent(c.better), "part of training in which the first has less error", 3),
+        *(column(name, partial(third, name), f"ratio in the {name} third of training", 4) for name in THIRDS),
+        column("by layers", by_layers, "mean ratio of the layers, all counted the same", 2),
+    ]
+    said = (*about, *notes, *why) if comparisons else ()
+    return Table.of(title, comparisons, columns, notes=said, empty="Nothing to compare.")
 
 
 def phase_table(analysis: SweepAnalysis) -> Table:
@@ -224,8 +211,7 @@ def phase_table(analysis: SweepAnalysis) -> Table:
     place = {f.label: i for i, f in enumerate(analysis.families)}
 
     def over(phase: Phase) -> Callable[[Family], Cell]:
-        errors = phase.at[:, k].tolist()
-        cells = [Cell(energy_share(error)) if math.isfinite(error) else NOTHING for error in errors]
+        cells = [Cell(energy_share(at)) if math.isfinite(at) else NOTHING for at in phase.at[:, k].tolist()]
         return lambda family: cells[place[family.label]]
 
     notes = (
@@ -233,56 +219,46 @@ def phase_table(analysis: SweepAnalysis) -> Table:
         f"Over steps: single steps of the configuration with bits nearest to {bits:g}, from the least to the largest "
         "error.",
     )
+
+    def line(family: Family) -> str:
+        return sparkline(analysis.per_step[analysis.nearest(family, bits)].tolist())
+
+    columns: list[Shows[Family]] = [
+        words("method", lambda family: family.label),
+        *(column(f"{p.name} {p.first:,}–{p.last:,}", over(p), f"{p.steps} captured steps") for p in analysis.phases),
+        words("over steps", line, "each line on a scale of its own", 1),
+    ]
     title = f"Error over training at {bits:g} measured bits per value"
-    return Table.of(
-        title,
-        analysis.ranking(k),
-        [
-            (Column("method", numeric=False), lambda family: family.label),
-            *(
-                (Column(f"{p.name} {p.first:,}–{p.last:,}", f"{p.steps} captured steps"), over(p))
-                for p in analysis.phases
-            ),
-            (
-                Column("over steps", "each line on a scale of its own", numeric=False, rank=1),
-                lambda family: sparkline(analysis.per_step[analysis.nearest(family, bits)].tolist()),
-            ),
-        ],
-        place="training",
-        notes=notes,
-    )
+    return Table.of(title, analysis.ranking(k), columns, place="training", notes=notes)
 
 
 def equal_bits_table(analysis: SweepAnalysis) -> Table:
     """The headline: error of each method at equal measured bits, best first."""
-    columns = [Column("method", "codec, and the parameters in which its families differ", numeric=False)]
     decisive = analysis.decisive
-    for k, t in enumerate(analysis.targets):
-        rank = 0 if k == decisive else 1 + abs(k - decisive)
-        columns.append(Column(bits_in_words(t), f"error at {t:g} measured bits per value", rank=rank))
     rates = {rate.family: rate for rate in analysis.bd_rates}
     reference = analysis.bd_rates[0].reference if rates else ""
-    if rates:
-        columns.append(Column(f"BD-rate / {reference}", f"bits for the same error as {reference}, on average", rank=1))
-    best = [analysis.leaders(k) for k in range(len(analysis.targets))]
+    places = {family.label: f for f, family in enumerate(analysis.families)}
 
     def order(family: Family) -> tuple[bool, float, bool]:
         here = family.at[decisive].variance if decisive >= 0 else math.nan
         nowhere = all(math.isnan(at.variance) for at in family.at)
         return math.isnan(here), 0.0 if math.isnan(here) else here, nowhere
 
-    places = {family.label: f for f, family in enumerate(analysis.families)}
+    def at_bits(k: int) -> Callable[[Family], Cell]:
+        best = analysis.leaders(k) if len(analysis.ranking(k)) > 1 else []
+        singles = analysis.step_at[:, k].tolist() if analysis.basis.window else [math.nan] * len(places)
+        return lambda f: _at_cell(analysis, f.at[k], singles[places[f.label]], winner=f in best)
+
+    columns: list[Shows[Family]] = [
+        words("method", lambda f: f.label, "codec, and the parameters in which its families differ")
+    ]
+    for k, t in enumerate(analysis.targets):
+        rank = 0 if k == decisive else 1 + abs(k - decisive)
+        columns.append(column(bits_in_words(t), at_bits(k), f"error at {t:g} measured bits per value", rank))
+    if rates:
+        meaning = f"bits for the same error as {reference}, on average"
+        columns.append(column(f"BD-rate / {reference}", lambda f: _rate_cell(rates.get(f.label)), meaning, 1))
     ordered = sorted((f for f in analysis.families if not analysis.lossless(f)), key=order)
-    rows = []
-    for family in ordered:
-        cells = [Cell(family.label)]
-        for k, at in enumerate(family.at):
-            winner = len(analysis.ranking(k)) > 1 and family in best[k]
-            single = float(analysis.step_at[places[family.label], k])
-            cells.append(_at_cell(analysis, at, single if analysis.basis.window else math.nan, winner=winner))
-        if rates:
-            cells.append(_rate_cell(rates.get(family.label), reference=family.label == reference))
-        rows.append(tuple(cells))
     notes = _what_error_is(analysis)
     notes += [
         (
@@ -305,14 +281,8 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
     elsewhere = off_target(analysis)
     if elsewhere:
         notes.append(f"Reached by none of these columns: {'; '.join(elsewhere)}.")
-    return Table(
-        f"Error at equal bits: {_compared(analysis)}",
-        tuple(columns),
-        tuple(rows),
-        tuple(notes),
-        "No configuration to compare.",
-        headline=True,
-    )
+    title, empty = f"Error at equal bits: {_compared(analysis)}", "No configuration to compare."
+    return Table.of(title, ordered, columns, notes=tuple(notes), empty=empty, headline=True)
 
 
 def _at_cell(analysis: SweepAnalysis, at: AtBits, single: float, *, winner: bool) -> Cell:
@@ -321,7 +291,7 @@ def _at_cell(analysis: SweepAnalysis, at: AtBits, single: float, *, winner: bool
         hint = OUTCOMES[at.outcome]
         if at.outcome == "wide":
             hint = f"not measured near {bits_in_words(at.target)}: {_neighbours(analysis, at)}"
-        return Cell(MISSING, mark="missing", hint=hint)
+        return dataclasses.replace(NOTHING, hint=hint)
     low, high = analysis.configurations[at.lower], analysis.configurations[at.upper]
     detail = low.setting or "alone"
     if low is not high:
@@ -332,10 +302,8 @@ def _at_cell(analysis: SweepAnalysis, at: AtBits, single: float, *, winner: bool
         detail += f", {at.bias / at.variance:.0%} bias"
     if math.isfinite(single):
         detail += f", one step {energy_share(single)}"
-    one, two = (f"{c.spec} ({energy_share(c.error)} at {number(c.bits)} bits)" for c in (low, high))
-    hint = f"between {one} and {two}"
-    if low is high:
-        hint = f"{low.spec}: {energy_share(low.error)} at {number(low.bits)} bits"
+    one, two = (f"{energy_share(c.error)} at {number(c.bits)} bits" for c in (low, high))
+    hint = f"{low.spec}: {one}" if low is high else f"between {low.spec} ({one}) and {high.spec} ({two})"
     return Cell(energy_share(at.variance), detail, "best" if winner else "", hint)
 
 
@@ -367,11 +335,12 @@ def _what_error_is(analysis: SweepAnalysis) -> list[str]:
     return [*said, f"{many}; its bias stays." if basis.workers > 1 else one]
 
 
-def _rate_cell(rate: BDRate | None, *, reference: bool) -> Cell:
-    if reference:
+def _rate_cell(rate: BDRate | None) -> Cell:
+    if rate is None:
+        # Of the reference itself there is none.
         return Cell("0%", mark="quiet")
-    if rate is None or math.isnan(rate.change):
-        return Cell(MISSING, mark="missing", hint=rate.why if rate else "")
+    if math.isnan(rate.change):
+        return dataclasses.replace(NOTHING, hint=rate.why)
     return Cell(signed_percent(rate.change), f"{number(rate.low, 2)}{MISSING}{number(rate.high, 2)}")
 
 
@@ -388,18 +357,16 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
             return _CAREFUL[name]
         return lambda c: value_cell(getattr(c, name), known[name].form)
 
-    columns: list[tuple[Column, Callable[[Configuration], Shown]]] = [
-        (
-            Column("configuration", "codec and its parameters", numeric=False),
-            lambda c: Cell(c.spec, "", "quiet", "measured on too few cells") if c.partial else c.spec,
-        ),
-        (
-            Column("", "Pareto-optimal: nothing else has fewer bits and less error", numeric=False, rank=2),
-            lambda c: Cell(PARETO, mark="best") if c.pareto else "",
-        ),
+    def spec(c: Configuration) -> Cell:
+        return Cell(c.spec, "", "quiet", "measured on too few cells") if c.partial else Cell(c.spec)
+
+    optimal = "Pareto-optimal: nothing else has fewer bits and less error"
+    columns: list[Shows[Configuration]] = [
+        words("configuration", spec, "codec and its parameters"),
+        words("", lambda c: Cell(PARETO, mark="best") if c.pareto else "", optimal, 2),
     ]
     if analysis.basis.window is not None or analysis.basis.workers > 1:
-        columns.append((Column("error", f"what methods are compared by: {_compared(analysis)}"), lambda c: c.error))
+        columns.append(column("error", lambda c: c.error, f"what methods are compared by: {_compared(analysis)}"))
     for name, measure in known.items():
         meaning = measure.column.meaning.format(coded=CODED[analysis.basis.coder])
         columns.append((dataclasses.replace(measure.column, meaning=meaning), of(name)))
@@ -416,13 +383,7 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
             "which value is where: it ranks no codec, and the mean error beside it is its upper bound."
         ),
     )
-    return Table.of(
-        "Configurations",
-        analysis.configurations,
-        columns,
-        notes=notes,
-        place="details",
-    )
+    return Table.of("Configurations", analysis.configurations, columns, notes=notes, place="details")
 
 
 _COMPUTED = {"expected": "computed", "mixed": "partly computed"}
@@ -448,13 +409,11 @@ def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         label = analysis.layer_best[t]
         return Cell(label, mark="best" if analysis.tensors[t] in sure else "") if label else NOTHING
 
-    columns: list[tuple[Column, Callable[[int], Shown]]] = [
-        (Column("tensor", "parameter name", numeric=False), lambda t: analysis.tensors[t]),
-        (Column("elements", rank=len(chosen) + 2), lambda t: f"{analysis.elements[t]:,}"),
-        (
-            Column("energy", "part of the total ||g||²", rank=len(chosen) + 1),
-            lambda t: value_cell(float(analysis.energy_share[t]), ".1%"),
-        ),
+    share = analysis.energy_share.tolist()
+    columns: list[Shows[int]] = [
+        words("tensor", lambda t: analysis.tensors[t], "parameter name"),
+        column("elements", lambda t: f"{analysis.elements[t]:,}", rank=len(chosen) + 2),
+        column("energy", lambda t: value_cell(share[t], ".1%"), "part of the total ||g||²", len(chosen) + 1),
     ]
     notes = [
         f"Per method the configuration with measured bits nearest to {PREFERRED_BITS:g}, summed over steps; its bits "
@@ -466,30 +425,22 @@ def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
             f"method with the least error at {target} measured bits of this tensor; bold where it differs from the "
             "leader beyond the noise of steps"
         )
-        columns.append((Column(f"best at {target}", meaning, numeric=False), best))
+        columns.append(words(f"best at {target}", best, meaning))
         notes.append(f"Best at {target}: least error at as many measured bits of the tensor itself.")
     columns += method_columns(analysis, chosen, lambda i, t: float(analysis.per_tensor[i, t]))
     shown = most_energy(analysis, most, sure)
-    if len(shown) < len(analysis.tensors):
-        notes.append(
-            f"{len(analysis.tensors) - len(shown)} tensors with less energy are left out; -o FILE has them all."
-        )
-    return Table.of(
-        "Relative variance per tensor",
-        shown,
-        columns,
-        notes=tuple(notes),
-        folded=True,
-        place="layers",
-    )
+    if left := len(analysis.tensors) - len(shown):
+        notes.append(f"{left} tensors with less energy are left out; -o FILE has them all.")
+    title = "Relative variance per tensor"
+    return Table.of(title, shown, columns, notes=tuple(notes), folded=True, place="layers")
 
 
 def method_columns(
     analysis: SweepAnalysis, chosen: Sequence[int], show: Callable[[int, int], Shown]
-) -> list[tuple[Column, Callable[[int], Shown]]]:
+) -> list[Shows[int]]:
     """A column for each configuration, by its place, with what is shown of it for a tensor, by its place."""
     named = [(i, analysis.configurations[i]) for i in chosen]
-    return [(Column(c.name, c.spec, rank=place), partial(show, i)) for place, (i, c) in enumerate(named)]
+    return [column(c.name, partial(show, i), c.spec, place) for place, (i, c) in enumerate(named)]
 
 
 def most_energy(analysis: SweepAnalysis, most: int | None, first: Collection[str] = ()) -> list[int]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gtrace.report.analysis.families import LEVEL
-from gtrace.report.analysis.results import CODED, averaged_over
+from gtrace.report.analysis.families import LEVEL, Family
+from gtrace.report.analysis.results import CODED, SweepAnalysis, averaged_over
 from gtrace.report.names import MISSING, count, listed, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gtrace.report.analysis.evidence import PairedComparison
-    from gtrace.report.analysis.families import Family
-    from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.tensors import TensorGroup
 
 

@@ -22,17 +22,30 @@ from gtrace.report.analysis.runs import (
     seconds_to_loss,
 )
 from gtrace.report.names import MISSING, count, number, size
-from gtrace.report.section import FEW_ROWS, Cell, Column, Numbers, Section, Table, flat, value_cell
+from gtrace.report.section import (
+    FEW_ROWS,
+    Cell,
+    FigureSpec,
+    Numbers,
+    Record,
+    Section,
+    Shows,
+    Table,
+    column,
+    flat,
+    value_cell,
+    words,
+)
 from gtrace.report.sections import charts
-from gtrace.report.statistics import FEWEST_SEEDS
+from gtrace.report.statistics import FEWEST_SEEDS, Interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
-    from gtrace.report.analysis.runs import FinalLoss, LoggedRun
-    from gtrace.report.section import FigureSpec, Record, Shown
-    from gtrace.report.statistics import Interval
+    from gtrace.report.analysis.runs import FinalLoss, LoggedRun, SeedGroup, ShadowCurve
 
 
 def runs_section(log: RunLogAnalysis) -> Section:
@@ -95,25 +108,20 @@ def seed_table(log: RunLogAnalysis | RunPool, notes: Sequence[str] = ()) -> Tabl
     def span(of: Interval, show: Callable[[str, float], str]) -> str:
         return f"{show(metric, of.low)} to {show(metric, of.high)}" if of.known else MISSING
 
-    return Table.of(
-        "Over seeds",
-        log.groups,
-        [
-            (Column("codec", numeric=False), lambda g: g.spec),
-            (Column("seeds", rank=2), lambda g: Cell(str(len(g.seeds)), hint=", ".join(map(str, g.seeds)))),
-            (Column(f"mean {metric}", "over seeds"), lambda g: metric_text(metric, g.mean)),
-            (Column("deviation", "standard deviation over seeds", rank=1), lambda g: metric_text(metric, g.deviation)),
-            (Column("95% interval", "of the mean, by Student's t", rank=2), lambda g: span(g.interval, metric_text)),
-            (
-                Column("against none", against),
-                lambda g: Cell(_points(metric, g.difference.estimate), mark="best" if g.p_holm < SIGNIFICANT else ""),
-            ),
-            (Column("its 95% interval", "by Student's t over seeds", rank=1), lambda g: span(g.difference, _points)),
-            (Column(f"float32 / {sent}", "bits, mean over seeds", rank=3), lambda g: number(g.ratio)),
-        ],
-        notes=(*said, *notes),
-        empty="No run was finished.",
-    )
+    def difference(g: SeedGroup) -> Cell:
+        return Cell(_points(metric, g.difference.estimate), mark="best" if g.p_holm < SIGNIFICANT else "")
+
+    columns: list[Shows[SeedGroup]] = [
+        words("codec", lambda g: g.spec),
+        column("seeds", lambda g: Cell(str(len(g.seeds)), hint=", ".join(map(str, g.seeds))), rank=2),
+        column(f"mean {metric}", lambda g: metric_text(metric, g.mean), "over seeds"),
+        column("deviation", lambda g: metric_text(metric, g.deviation), "standard deviation over seeds", 1),
+        column("95% interval", lambda g: span(g.interval, metric_text), "of the mean, by Student's t", 2),
+        column("against none", difference, against),
+        column("its 95% interval", lambda g: span(g.difference, _points), "by Student's t over seeds", 1),
+        column(f"float32 / {sent}", lambda g: number(g.ratio), "bits, mean over seeds", 3),
+    ]
+    return Table.of("Over seeds", log.groups, columns, notes=(*said, *notes), empty="No run was finished.")
 
 
 def _signed(metric: str, value: float) -> str:
@@ -128,55 +136,35 @@ def run_table(analysis: RunLogAnalysis) -> Table:
     """One line per training run."""
     neural = analysis.neural
     what = "codec on the gradients inside the backward passes" if neural else "codec on the workers' gradients"
-    if analysis.linear:
-        what = "how samples, model and gradients were quantized"
+    what = f"{'how samples, model and gradients were quantized' if analysis.linear else what}; none: uncompressed"
     tested = any(math.isfinite(run.final_accuracy) for run in analysis.runs)
     verb, done = ("encoded", "encoded") if neural else ("sent up", "sent")
     sent = "samples, models and gradients" if analysis.linear else "payload and shared bytes"
-    columns: list[tuple[Column, Callable[[LoggedRun], Shown]]] = [
-        (
-            Column("run", f"{what}; none: uncompressed", numeric=False),
-            lambda run: Cell(run.spec, hint="" if run.finished else "not finished"),
-        ),
-        (Column("seed", rank=4), lambda run: str(run.seed)),
-        (Column("epochs" if analysis.linear else "steps", rank=3), lambda run: f"{len(run.steps):,}"),
-        (
-            Column("training loss", "mean of the last tenth of the steps", rank=1 if tested else 0),
-            lambda run: run.final_loss,
-        ),
-        (Column("test accuracy", "at the last test"), lambda run: value_cell(run.final_accuracy, ".2%")),
-        (
-            Column(
-                "relative variance",
-                f"of {'all neural gradients together' if neural else 'the averaged gradient'}, mean over steps",
-                rank=2,
-            ),
-            lambda run: run.mean_relative_variance,
-        ),
-        (
-            Column(f"{verb} per worker", f"{sent} over the run", rank=1),
-            lambda run: size(float(run.sent[-1]) if len(run.sent) else math.nan),
-        ),
-        (
-            Column(f"float32 / {done}", f"bits that float32 would have taken over the bits {done}"),
-            lambda run: run.ratio,
-        ),
+    error = f"of {'all neural gradients together' if neural else 'the averaged gradient'}, mean over steps"
+    columns: list[Shows[LoggedRun]] = [
+        words("run", lambda run: Cell(run.spec, hint="" if run.finished else "not finished"), what),
+        column("seed", lambda run: str(run.seed), rank=4),
+        column("epochs" if analysis.linear else "steps", lambda run: f"{len(run.steps):,}", rank=3),
+        column("training loss", lambda run: run.final_loss, "mean of the last tenth of the steps", 1 if tested else 0),
+        column("test accuracy", lambda run: value_cell(run.final_accuracy, ".2%"), "at the last test"),
+        column("relative variance", lambda run: run.mean_relative_variance, error, 2),
+        column(f"{verb} per worker", lambda run: size(_last(run.sent)), f"{sent} over the run", 1),
+        column(f"float32 / {done}", lambda run: run.ratio, f"bits that float32 would have taken over the bits {done}"),
     ]
     timed = any(np.isfinite(run.sim_seconds).any() for run in analysis.runs)
 
     def in_seconds(value: float) -> str:
         return f"{number(value)} s" if math.isfinite(value) else MISSING
 
+    target = math.nan
     if timed:
-        whole = Column("simulated time", "of the whole run over the simulated network", rank=1)
-        columns.append((whole, lambda run: in_seconds(last_known(run.sim_seconds))))
-    target = common_loss(analysis.runs) if timed else math.nan
+        target, whole = common_loss(analysis.runs), "of the whole run over the simulated network"
+        columns.append(column("simulated time", lambda run: in_seconds(last_known(run.sim_seconds)), whole, 1))
     if math.isfinite(target):
         hint = "simulated time until the running mean of the training loss, over a twentieth of the run, is there"
-        columns.append((Column(f"time to loss {target:g}", hint), lambda run: in_seconds(seconds_to_loss(run, target))))
+        columns.append(column(f"time to loss {target:g}", lambda run: in_seconds(seconds_to_loss(run, target)), hint))
     if any(chosen_bits(run) for run in analysis.runs):
-        said = "by the policy, with the step from which on"
-        columns.append((Column("bits chosen", said, rank=2, numeric=False), chosen_bits))
+        columns.append(words("bits chosen", chosen_bits, "by the policy, with the step from which on", 2))
     notes = _about_runs(analysis, target) if not analysis.linear else ["Ratio: bits of float32 over bits moved."]
     return Table.of("Training runs", analysis.runs, columns, notes=tuple(notes), empty="No training step was logged.")
 
@@ -204,61 +192,53 @@ def rank_table(analysis: RunLogAnalysis) -> Table:
         f"{analysis.averaged}. Bits are those of the rank that wrote the log; float32 is 32 per value, bf16 is 16.",
         "Relative variance: ||average of decoded - exact average||² / ||exact average||², where both were computed.",
     )
-    up = Column("bits up", "per value of one rank's gradient, payload and shared bytes")
-    down = Column("bits second shot", "per value of the average that is encoded again and sent to all")
-    bf16 = Column("bf16 variance", "relative variance of an all-reduce in bfloat16 of the same gradients")
-    given = Column("given to collectives", "by one rank, for the others, over the run", rank=1)
-    return Table.of(
-        "Between the ranks",
-        [(run.spec, run.ranks) for run in analysis.runs if run.ranks is not None],
-        [
-            (Column("run", "codec on the gradients of each rank", numeric=False), lambda own: own[0]),
-            (up, lambda own: own[1].up_bits),
-            (down, lambda own: own[1].down_bits),
-            (
-                Column("relative variance", "of the average, over the compared steps"),
-                lambda own: own[1].relative_variance,
-            ),
-            (bf16, lambda own: own[1].bf16_variance),
-            (Column("steps compared", rank=2), lambda own: f"{own[1].compared:,}"),
-            (given, lambda own: size(8 * own[1].wire_bytes)),
-        ],
-        notes=notes,
-    )
+    second = "per value of the average that is encoded again and sent to all"
+    bf16 = "relative variance of an all-reduce in bfloat16 of the same gradients"
+    given = "by one rank, for the others, over the run"
+    columns: list[Shows[tuple[str, RankCosts]]] = [
+        words("run", lambda own: own[0], "codec on the gradients of each rank"),
+        column("bits up", lambda own: own[1].up_bits, "per value of one rank's gradient, payload and shared bytes"),
+        column("bits second shot", lambda own: own[1].down_bits, second),
+        column("relative variance", lambda own: own[1].relative_variance, "of the average, over the compared steps"),
+        column("bf16 variance", lambda own: own[1].bf16_variance, bf16),
+        column("steps compared", lambda own: f"{own[1].compared:,}", rank=2),
+        column("given to collectives", lambda own: size(8 * own[1].wire_bytes), given, 1),
+    ]
+    found = [(run.spec, run.ranks) for run in analysis.runs if run.ranks is not None]
+    return Table.of("Between the ranks", found, columns, notes=notes)
 
 
 def shadow_table(analysis: RunLogAnalysis) -> Table:
     """One line per weight gradient that shadow passes compared, means over the passes."""
     runs = [run for run in analysis.runs if run.shadow]
-    several = len(runs) > 1
-    columns = (
-        *([Column("run", numeric=False), Column("seed")] if several else []),
-        Column("weight gradient", "name of the parameter", numeric=False),
-        Column("cosine", "to the exact gradient of the same batch, all layers compressed"),
-        Column("lowest", "cosine of the worst shadow pass"),
-        Column("error", "||compressed - exact|| / ||exact||, all layers compressed"),
-        Column("cosine alone", "where only the gradients of this layer's own outputs are compressed", rank=1),
-        Column("error alone", "where only the gradients of this layer's own outputs are compressed", rank=2),
-    )
-    rows = tuple(
-        (
-            *([Cell(run.spec), Cell(str(run.seed))] if several else []),
-            Cell(curve.tensor),
-            value_cell(known_mean(curve.cosine), ".4f"),
-            value_cell(float(np.nanmin(curve.cosine)) if np.isfinite(curve.cosine).any() else math.nan, ".4f"),
-            value_cell(known_mean(curve.error)),
-            value_cell(known_mean(curve.cosine_alone), ".4f"),
-            value_cell(known_mean(curve.error_alone)),
-        )
-        for run in runs
-        for curve in run.shadow
-    )
+
+    def mean(name: str, form: str = ".4f") -> Callable[[tuple[LoggedRun, ShadowCurve]], Cell]:
+        return lambda one: value_cell(known_mean(getattr(one[1], name)), form)
+
+    def lowest(one: tuple[LoggedRun, ShadowCurve]) -> Cell:
+        cosine = one[1].cosine
+        return value_cell(float(np.nanmin(cosine)) if np.isfinite(cosine).any() else math.nan, ".4f")
+
+    alone = "where only the gradients of this layer's own outputs are compressed"
+    columns: list[Shows[tuple[LoggedRun, ShadowCurve]]] = [
+        words("weight gradient", lambda one: one[1].tensor, "name of the parameter"),
+        column("cosine", mean("cosine"), "to the exact gradient of the same batch, all layers compressed"),
+        column("lowest", lowest, "cosine of the worst shadow pass"),
+        column("error", mean("error", ""), "||compressed - exact|| / ||exact||, all layers compressed"),
+        column("cosine alone", mean("cosine_alone"), alone, 1),
+        column("error alone", mean("error_alone", ""), alone, 2),
+    ]
+    if len(runs) > 1:
+        columns.insert(0, words("run", lambda one: one[0].spec))
+        columns.insert(1, column("seed", lambda one: str(one[0].seed)))
     passes = max((len(curve.steps) for run in runs for curve in run.shadow), default=0)
     notes = (
         f"Means over {passes} shadow passes: the backward pass of one batch with and without compression.",
         "Alone: only the gradients of this layer's own outputs are compressed; otherwise those of all layers.",
     )
-    return Table("Weight gradients under compressed neural gradients", columns, rows, notes, "No shadow pass was made.")
+    curves = [(run, curve) for run in runs for curve in run.shadow]
+    title = "Weight gradients under compressed neural gradients"
+    return Table.of(title, curves, columns, notes=notes, empty="No shadow pass was made.")
 
 
 def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
@@ -472,6 +452,10 @@ def run_figures(analysis: RunLogAnalysis) -> Iterator[FigureSpec]:
         )
 
 
+def _last(values: NDArray[np.float64]) -> float:
+    return float(values[-1]) if len(values) else math.nan
+
+
 def _numbers(log: RunLogAnalysis) -> Numbers:
     common = {"results": log.name, "workers": log.workers, "averaged": log.averaged}
     records = [{"record": "run", **common, **run_row(run)} for run in log.runs]
@@ -511,11 +495,11 @@ def run_row(run: LoggedRun) -> Record:
         "final_accuracy": run.final_accuracy,
         "final_eval_loss": run.final_eval_loss,
         "mean_relative_variance": run.mean_relative_variance,
-        "bits_per_worker": float(run.sent[-1]) if len(run.sent) else float("nan"),
+        "bits_per_worker": _last(run.sent),
         "ratio": run.ratio,
         "finished": run.finished,
         "diverged": run.diverged,
-        "simulated_seconds": float(run.sim_seconds[-1]) if len(run.sim_seconds) else math.nan,
+        "simulated_seconds": _last(run.sim_seconds),
         # What runs between ranks cost; missing for others.
         **{f"rank_{own.name}": getattr(run.ranks, own.name, math.nan) for own in dataclasses.fields(RankCosts)},
     }

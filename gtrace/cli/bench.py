@@ -79,7 +79,7 @@ def bench(settings: _BenchSettings, codecs: tuple[str, ...]) -> None:
 
     from gtrace.report.text import print_tables
 
-    print_tables(tables, lines, Console())
+    print_tables(tables, Console(), notes=lines)
     for path in settings.output:
         echo(path)
 
@@ -128,8 +128,8 @@ def predict(settings: _PredictSettings, runs: tuple[Path, ...]) -> None:
     if settings.as_json:
         print_json({"first": first, "studies": [predicting.as_json(study) for study in found]})
         return
-    from gtrace.report.text import print_table
+    from gtrace.report.text import print_tables
 
-    print_table(predicting.table(found), [study.sentence for study in found], stdout_console())
+    print_tables([predicting.table(found)], stdout_console(), sentences=[study.sentence for study in found])
     if output is not None:
         echo(str(output))

@@ -216,8 +216,9 @@ def _exchange(
     """Measure exchanges, add them to the results and print them."""
     from rich.console import Console
 
-    from gtrace.report.sections.checks import exchanges_shown
-    from gtrace.report.text import print_table
+    from gtrace.report.analysis.details import exchanges_of
+    from gtrace.report.sections.checks import exchange_sentence, exchange_table
+    from gtrace.report.text import print_tables
     from gtrace.sweep.store import ResultStore
     from gtrace.trace import open_trace
     from gtrace.training.averages import measure_averages
@@ -228,8 +229,8 @@ def _exchange(
         ):
             store.add([], details=[row])
     if not settings.as_json:
-        table, sentences = exchanges_shown(ResultStore.load(path))
-        print_table(table, sentences, Console(highlight=False))
+        found = exchanges_of(ResultStore.load(path))
+        print_tables([exchange_table(found)], Console(highlight=False), sentences=exchange_sentence(found))
 
 
 #: nominal bits of methods that are named without bits

@@ -34,14 +34,10 @@ from gtrace.report.names import count, duration, literal, number
 from gtrace.report.section import (
     FEW_ROWS,
     PLACES,
-    Block,
     Chart,
     FigureSpec,
     HeatMap,
     LayerTables,
-    Place,
-    Section,
-    Shows,
     Table,
     Verdict,
     column,
@@ -58,6 +54,7 @@ if TYPE_CHECKING:
 
     from gtrace.costs import Cluster
     from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.section import Block, Place, Section, Shows
     from gtrace.sweep import SweepResult
 
 

@@ -112,20 +112,22 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
     _Page(console).answer(verdict)
 
 
-def print_table(table: Table, sentences: Iterable[str], console: Console) -> None:
-    """Print sentences and a table, as a section of a report has them."""
+def print_tables(
+    tables: Iterable[Table],
+    console: Console,
+    *,
+    sentences: Iterable[str] | None = None,
+    notes: Iterable[str] | None = None,
+) -> None:
+    """Print tables as a section of a report has them, sentences above and notes below them."""
     page = _Page(console)
-    page.verdict(sentences)
-    page.table(table)
-
-
-def print_tables(tables: Iterable[Table], notes: Iterable[str], console: Console) -> None:
-    """Print tables as in a report, and notes below them."""
-    page = _Page(console)
+    if sentences is not None:
+        page.verdict(sentences)
     for table in tables:
         page.table(table)
-    console.print()
-    page.lines(notes, "note")
+    if notes is not None:
+        console.print()
+        page.lines(notes, "note")
 
 
 class _Page:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from gtrace import costs
 from gtrace.costs import BACKWARD, WORTHWHILE, Cluster, Exchange, Network, StepTime
 from gtrace.report.analysis.families import method_of
-from gtrace.report.analysis.runs import LoggedRun, known_mean
+from gtrace.report.analysis.runs import known_mean
 from gtrace.report.names import count
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ PAYLOADS: tuple[Literal["allgather", "two-shot"], ...] = ("allgather", "two-shot
 
 #: what an exchange is called
 EXCHANGES: dict[Exchange, str] = {"allreduce": "ring all-reduce", "allgather": "all-gather", "two-shot": "two-shot"}
+HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
 #: what needs no codec: it is compared with, and not put beside
 _PLAIN = ("none", "bf16", "fp16")
 #: kinds that ranks do not exchange at every step
@@ -36,17 +37,32 @@ _LARGEST = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
-    """One codec with one way of exchanging its payloads.
+class SentCodec:
+    """What ranks send.
 
     Attributes:
         spec: of the codec.
         method: its name.
         family: what it is compared as.
-        exchange: of the payloads.
         bits: per value, payload and shared bytes.
         relative_variance: its error; NaN if it was not measured.
         pareto: no other codec of the section takes fewer bits at no more error.
+    """
+
+    spec: str
+    method: str
+    family: str
+    bits: float
+    relative_variance: float = math.nan
+    pareto: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving(SentCodec):
+    """One codec with one way of exchanging its payloads.
+
+    Attributes:
+        exchange: of the payloads.
         sent_bytes: that each rank sends in a step.
         step: how long a step takes.
         coding: whose time ``step.codec`` is: ``measured`` in this very run, ``given`` by the reader, or empty: none.
@@ -60,13 +76,7 @@ class Saving:
             codec.
     """
 
-    spec: str
-    method: str
-    family: str
     exchange: Exchange
-    bits: float
-    relative_variance: float
-    pareto: bool
     sent_bytes: float
     step: StepTime
     coding: str
@@ -116,7 +126,7 @@ def savings_of_sweep(analysis: SweepAnalysis, cluster: Cluster) -> Savings | Non
     return _savings(analysis.name, cluster, *_measured(analysis))
 
 
-def _measured(analysis: SweepAnalysis) -> tuple[list[int], list[tuple[_Codec, NDArray[np.float64]]], list[str]]:
+def _measured(analysis: SweepAnalysis) -> tuple[list[int], list[tuple[SentCodec, NDArray[np.float64]]], list[str]]:
     """Elements of every tensor, every codec with its bits of each, and what is to be said about them."""
     elements, notes = _elements(analysis.provenance.get("tensors")), []
     if not elements:
@@ -133,7 +143,7 @@ def _measured(analysis: SweepAnalysis) -> tuple[list[int], list[tuple[_Codec, ND
         if math.isfinite(c.bits) and c.method not in _PLAIN:
             own = np.append(analysis.per_tensor_bits[k], math.nan)[at]
             bits = np.where(np.isfinite(own), own, c.bits)
-            found.append((_Codec(c.spec, c.method, c.family, c.bits, c.relative_variance, c.pareto), bits))
+            found.append((SentCodec(c.spec, c.method, c.family, c.bits, c.relative_variance, c.pareto), bits))
     return list(elements.values()), found, notes
 
 
@@ -180,39 +190,32 @@ def savings_of_runs(log: RunLogAnalysis, cluster: Cluster) -> Savings | None:
     if log.study.get("kind") in _APART or log.linear or not sizes or not runs:
         return None
     world, exchange = log.study.get("world_size"), log.study.get("exchange")
-    grouped: dict[str, list[LoggedRun]] = {}
-    for run in runs:
-        grouped.setdefault(run.spec, []).append(run)
-
-    found = []
-    for spec, alike in grouped.items():
+    found, seconds = [], {}
+    for spec in dict.fromkeys(run.spec for run in runs):
+        alike = [run for run in runs if run.spec == spec]
         bits = float(np.mean([32 / run.ratio for run in alike]))
         variance = known_mean(np.array([run.mean_relative_variance for run in alike]))
         spent = known_mean(np.array([run.ranks.codec_seconds for run in alike if run.ranks is not None]))
-        measured = {exchange: spent} if world == cluster.ranks and math.isfinite(spent) else {}
-        found.append((_Codec(spec, method_of(spec), spec, bits, variance, True, measured), bits))
-    return _savings(log.name, cluster, sizes, found, ["Bits are the mean over steps, the same for every tensor."])
-
-
-@dataclass(frozen=True, slots=True)
-class _Codec:
-    spec: str
-    method: str
-    family: str
-    bits: float
-    relative_variance: float = math.nan
-    pareto: bool = False
-    #: exchange -> seconds of coding that were measured
-    seconds: Mapping[Any, float] | None = None
+        if world == cluster.ranks and math.isfinite(spent):
+            seconds[spec, exchange] = spent
+        found.append((SentCodec(spec, method_of(spec), spec, bits, variance, True), bits))
+    notes = ["Bits are the mean over steps, the same for every tensor."]
+    return _savings(log.name, cluster, sizes, found, notes, seconds)
 
 
 def _savings(
-    name: str, cluster: Cluster, sizes: list[int], codecs: Sequence[tuple[_Codec, ArrayLike]], notes: list[str]
+    name: str,
+    cluster: Cluster,
+    sizes: list[int],
+    codecs: Sequence[tuple[SentCodec, ArrayLike]],
+    notes: list[str],
+    seconds: Mapping[tuple[str, Any], float] | None = None,
 ) -> Savings:
+    """``seconds`` of coding that were measured, by spec and exchange."""
     plain = {bits: costs.time_step(sizes, bits, cluster, "allreduce") for bits in (32, 16)}
 
-    def row(codec: _Codec, bits: ArrayLike, exchange: Exchange) -> Saving:
-        measured = (codec.seconds or {}).get(exchange)
+    def row(codec: SentCodec, bits: ArrayLike, exchange: Exchange) -> Saving:
+        measured = (seconds or {}).get((codec.spec, exchange))
         step = costs.time_step(sizes, bits, cluster, exchange, codec_seconds=measured)
         payload = float(np.dot(sizes, np.broadcast_to(np.asarray(bits, np.float64), len(sizes)))) / 8
         rates, bandwidth, coding = [math.nan] * 2, math.nan, ""
@@ -222,13 +225,8 @@ def _savings(
             bandwidth = costs.break_even_bandwidth(sizes, bits, cluster, exchange, 16, codec_seconds=step.codec)
             coding = "measured" if measured is not None else "given" if cluster.codec_rate else ""
         return Saving(
-            spec=codec.spec,
-            method=codec.method,
-            family=codec.family,
+            *astuple(codec),
             exchange=exchange,
-            bits=codec.bits,
-            relative_variance=codec.relative_variance,
-            pareto=codec.pareto,
             sent_bytes=costs.sent(exchange, cluster.ranks, payload),
             step=step,
             coding=coding,
@@ -239,14 +237,15 @@ def _savings(
             bandwidth=bandwidth,
         )
 
-    float32 = row(_Codec("none", "none", "none", 32), 32, "allreduce")
-    bfloat16 = row(_Codec("bf16", "bf16", "bf16", 16), 16, "allreduce")
+    def uncompressed(spec: str, bits: int) -> Saving:
+        return row(SentCodec(spec, spec, spec, bits), bits, "allreduce")
+
     return Savings(
         name=name,
         cluster=cluster,
         elements=sum(sizes),
         buckets=int(costs.assign_buckets(sizes, cluster.bucket_mb).max(initial=-1)) + 1,
-        plain=(float32, bfloat16),
+        plain=(uncompressed("none", 32), uncompressed("bf16", 16)),
         rows=tuple(row(codec, bits, exchange) for codec, bits in codecs for exchange in PAYLOADS),
         notes=tuple(notes),
     )

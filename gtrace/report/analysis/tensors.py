@@ -156,7 +156,6 @@ class LayerInsight:
     """What a codec for each tensor gains over one codec for all, at the same bits.
 
     Attributes:
-        tensor: the one with the most energy.
         rest: mean bits per value of all others in the plan.
         codec: spec that all tensors share in the comparison.
         bits: measured bits per value of that, which the plan does not exceed.
@@ -164,7 +163,6 @@ class LayerInsight:
         shares: the tensors with the most energy, and the others as one.
     """
 
-    tensor: TensorShare
     rest: float
     codec: str
     bits: float
@@ -174,7 +172,7 @@ class LayerInsight:
     @property
     def sentences(self) -> tuple[str, str]:
         """Which tensor matters, and what to do about it."""
-        own = self.tensor
+        own = self.shares[0]
         drops = f"drops {number(self.gain, 2)} times" if self.gain >= 2 else f"drops by {1 - 1 / self.gain:.0%}"
         parts = [f"{part:.0%}" if part >= 0.005 else "less than 1%" for part in (own.elements, own.energy)]
         fact = f"{own.name} is {parts[0]} of parameters and {parts[1]} of gradient energy."
@@ -232,7 +230,6 @@ def layer_insight(analysis: SweepAnalysis, recommended: str | None = None) -> La
     most = len(order) if len(order) <= MOST_BARS else MOST_BARS - 1
     shares = [_shown(analysis, spent, which) for which in (*np.split(order[:most], most), order[most:]) if len(which)]
     return LayerInsight(
-        tensor=shares[0],
         rest=float(spent[order[1:]].sum() / sizes[order[1:]].sum()),
         codec=recommended,
         bits=bits,

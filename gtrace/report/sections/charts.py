@@ -1,4 +1,4 @@
-"""Figures of sweeps and run logs as plain data, which a page draws itself and matplotlib draws into files."""
+"""Figures as plain data, which a page draws itself and matplotlib draws into files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gtrace.report import figures
 from gtrace.report.analysis.details import TensorFit, common_count, levels_on
 from gtrace.report.analysis.families import method_of, short_spec
 from gtrace.report.analysis.runs import BASELINE, WINDOW, LoggedRun, running_mean, worst_shadows
-from gtrace.report.names import number
+from gtrace.report.analysis.savings import HOW, PAYLOADS, Savings
+from gtrace.report.names import count, natural_order, number
 from gtrace.report.section import Chart, Curve, FigureSpec, HeatMap, Panel
 from gtrace.types import WHOLE_MODEL
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.planning import Plan
+    from gtrace.planning.plan import TensorPlan
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.run_logs import RunLogAnalysis
     from gtrace.report.analysis.safety import Safety
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 FRONT = "best measured"
 #: Name of the points where levels and codes were fitted again.
 FITTED = "levels fitted"
+#: Bars, and curves, of the tensors of a plan with the most elements.
+MOST_BARS, MOST_CURVES = 40, 8
 #: Points of a long curve that a page draws.
 _POINTS = 400
 _BITS, _LOST, _STEP = "bits per value", "of gradient energy lost", "training step"
@@ -244,3 +249,68 @@ def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     known = np.isfinite(values)
     smooth[known] = running_mean(values[known], max(int(known.sum() * WINDOW), 1))
     return smooth
+
+
+def savings_chart(savings: Savings) -> Chart:
+    """Error against the time of a step, by all-gather and in two shots."""
+    methods = {row.family: row.method for row in savings.rows}
+    times = {"computing alone": savings.cluster.computing, "bf16": savings.plain[1].step.seconds}
+    times["float32"] = savings.plain[0].step.seconds
+    marks = tuple((name, 1e3 * seconds) for name, seconds in times.items())
+    panels = []
+    for exchange in PAYLOADS:
+        curves: list[Curve] = []
+        for family, method in methods.items():
+            rows = [row for row in savings.rows if (row.exchange, row.family) == (exchange, family)]
+            points = sorted(
+                (1e3 * row.step.seconds, row.relative_variance) for row in rows if row.relative_variance > 0
+            )
+            curves += _curve(family, [x for x, _ in points], [y for _, y in points], method=method)
+        labels = (HOW[exchange], "ms of a step", "relative variance")
+        panels.append(Panel(tuple(curves), *labels, log_y=True, marks=marks))
+    caption = (
+        "Lower and further left is better: each point is one codec, its steps timed by the model of the table. Dotted: "
+        "the step without any exchange, and those with plain all-reduces; a codec right of bf16 makes steps longer."
+    )
+    return Chart(tuple(panels), caption)
+
+
+def plan_frontier(plan: Plan) -> Chart:
+    """Error against bits: plans of every budget, every single codec, and this plan."""
+    curves: list[Curve] = []
+    for method in dict.fromkeys(one.codec.partition(":")[0] for one in plan.uniforms):
+        of = [one for one in plan.uniforms if one.codec.partition(":")[0] == method]
+        x, y = [one.bits for one in of], [one.error for one in of]
+        curves += _curve(f"{method} for all", x, y, method=method, form="points")
+    curves += _curve("a codec for each", [p.bits for p in plan.frontier], [p.error for p in plan.frontier])
+    curves += _curve("this plan", [plan.totals.bits], [plan.totals.error], form="points")
+    y_label = "relative error" if plan.horizon is None else f"noise ratio at {count(plan.horizon.steps, 'step')}"
+    return Chart((Panel(tuple(curves), "", "measured bits per value", y_label, log_x=True, log_y=True),), "")
+
+
+def _largest(plan: Plan, most: int) -> list[TensorPlan]:
+    """The tensors with the most elements, in natural order."""
+    by_name = {row.tensor: row for row in sorted(plan.tensors, key=lambda row: -row.elements)[:most]}
+    return [by_name[name] for name in natural_order(by_name)]
+
+
+def plan_bits(plan: Plan) -> Chart:
+    """Bits of every tensor, one bar each, with their spread over resampled steps."""
+    rows = _largest(plan, MOST_BARS)
+    bits = tuple(row.bits for row in rows)
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    if plan.confidence is not None:
+        low = tuple(row.bits if row.bits_low is None else row.bits_low for row in rows)
+        high = tuple(row.bits if row.bits_high is None else row.bits_high for row in rows)
+    curve = Curve("this plan", tuple(row.tensor for row in rows), bits, low, high)
+    lines, y_label = (("all tensors", plan.totals.bits),), "measured bits per value"
+    return Chart((Panel((curve,), y_label=y_label, log_y=max(bits) > 16, bars=True, lines=lines),), "")
+
+
+def plan_budgets(plan: Plan) -> Chart:
+    """Bits of the largest tensors against those of the whole plan."""
+    x = tuple(point.bits for point in plan.frontier)
+    curves = tuple(Curve(row.tensor, x, row.at_frontier) for row in _largest(plan, MOST_CURVES) if row.at_frontier)
+    labels, marks = ("", "measured bits per value of the plan", "of the tensor"), (("this plan", plan.totals.bits),)
+    return Chart((Panel(curves, *labels, log_x=True, log_y=True, marks=marks),), "")

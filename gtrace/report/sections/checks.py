@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.report.analysis.details import ExchangeError, LayerRotation, Rotation, exchanges_of
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST, Judgement, samples
 from gtrace.report.analysis.savings import EXCHANGES, Saving, Savings
@@ -26,9 +25,9 @@ from gtrace.report.sections.sweep_words import bits_in_words, energy_share
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from gtrace.report.analysis.details import ExchangeError, LayerRotation, Rotation
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.sweep import SweepResult
 
 
 def safety_sentences(analysis: SweepAnalysis) -> list[str]:
@@ -325,12 +324,6 @@ def rotation_table(found: Rotation, shown: Collection[str]) -> Table:
 #: ways in the order of their error
 _WAYS = ("allgather", "shared-scale", "two-shot", "hierarchical", "ring")
 _MANY = 10.0
-
-
-def exchanges_shown(result: SweepResult) -> tuple[Table, list[str]]:
-    """The table of a sweep's exchanges, and what it says."""
-    found = exchanges_of(result)
-    return exchange_table(found), exchange_sentence(found)
 
 
 def exchange_sentence(found: Sequence[ExchangeError]) -> list[str]:

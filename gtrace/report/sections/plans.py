@@ -13,81 +13,16 @@ from gtrace.planning.plan import WORTH, TensorPlan, to_plain
 from gtrace.report.analysis.details import rotates
 from gtrace.report.analysis.families import method_of
 from gtrace.report.analysis.safety import samples as whole_samples
-from gtrace.report.names import count, listed, natural_order, number
-from gtrace.report.section import (
-    FEW_ROWS,
-    NOTHING,
-    Cell,
-    Chart,
-    Curve,
-    FigureSpec,
-    Numbers,
-    Panel,
-    Section,
-    Shows,
-    Table,
-    column,
-    value_cell,
-    words,
-)
-from gtrace.report.sections.charts import charted
+from gtrace.report.names import count, listed, number
+from gtrace.report.section import FEW_ROWS, NOTHING, Cell, Numbers, Section, Table, column, value_cell, words
+from gtrace.report.sections import charts
 from gtrace.report.verdict import lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.planning import Plan
-
-
-#: Bars, and curves, that a figure has at most: of the tensors with the most elements.
-MOST_BARS, MOST_CURVES = 40, 8
-
-
-def frontier(plan: Plan) -> Chart:
-    """Error against bits: plans of every budget, every single codec, and this plan."""
-    curves = []
-    for method in dict.fromkeys(one.codec.partition(":")[0] for one in plan.uniforms):
-        of = [one for one in plan.uniforms if one.codec.partition(":")[0] == method and one.error > 0]
-        if of:
-            x, y = tuple(one.bits for one in of), tuple(one.error for one in of)
-            curves.append(Curve(f"{method} for all", x, y, method=method, form="points"))
-    points = [point for point in plan.frontier if point.error > 0]
-    if points:
-        curves.append(Curve("a codec for each", tuple(p.bits for p in points), tuple(p.error for p in points)))
-    if plan.totals.error > 0:
-        curves.append(Curve("this plan", (plan.totals.bits,), (plan.totals.error,), form="points"))
-    y_label = "relative error" if plan.horizon is None else f"noise ratio at {count(plan.horizon.steps, 'step')}"
-    panel = Panel(tuple(curves), x_label="measured bits per value", y_label=y_label, log_x=True, log_y=True)
-    return Chart((panel,), "")
-
-
-def shown(plan: Plan, most: int) -> list[TensorPlan]:
-    """The tensors with the most elements, in natural order."""
-    largest = sorted(plan.tensors, key=lambda row: -row.elements)[:most]
-    by_name = {row.tensor: row for row in largest}
-    return [by_name[name] for name in natural_order(by_name)]
-
-
-def bits_per_tensor(plan: Plan) -> Chart:
-    """Bits of every tensor, one bar each, with their spread over resampled steps."""
-    rows = shown(plan, MOST_BARS)
-    bits = tuple(row.bits for row in rows)
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-    if plan.confidence is not None:
-        low = tuple(row.bits if row.bits_low is None else row.bits_low for row in rows)
-        high = tuple(row.bits if row.bits_high is None else row.bits_high for row in rows)
-    curve = Curve("this plan", tuple(row.tensor for row in rows), bits, low, high)
-    lines, y_label = (("all tensors", plan.totals.bits),), "measured bits per value"
-    return Chart((Panel((curve,), y_label=y_label, log_y=max(bits) > 16, bars=True, lines=lines),), "")
-
-
-def bits_by_budget(plan: Plan) -> Chart:
-    """Bits of the largest tensors against those of the whole plan."""
-    x = tuple(point.bits for point in plan.frontier)
-    curves = tuple(Curve(row.tensor, x, row.at_frontier) for row in shown(plan, MOST_CURVES) if row.at_frontier)
-    labels, marks = ("", "measured bits per value of the plan", "of the tensor"), (("this plan", plan.totals.bits),)
-    return Chart((Panel(curves, *labels, log_x=True, log_y=True, marks=marks),), "")
+    from gtrace.report.section import FigureSpec, Shows
 
 
 #: Share of the resamples in which a choice stays the same that counts as firm.
@@ -326,26 +261,26 @@ def _numbers(plan: Plan) -> Numbers:
 
 def plan_figures(plan: Plan) -> Iterator[FigureSpec]:
     """The figures of a plan."""
-    yield charted(
+    yield charts.charted(
         "plan-frontier",
         "Plans against single codecs",
         "Lower and further left is better. The line is what a codec for each tensor makes at every budget, out of "
         "the same codecs; each point is one codec for all tensors.",
-        lambda: frontier(plan),
+        lambda: charts.plan_frontier(plan),
     )
-    yield charted(
+    yield charts.charted(
         "plan-bits",
         "Bits of every tensor",
         "Measured bits per value that each tensor gets; the line is the mean over all values. The thin bars span "
         "the middle 90 % of what the price of a bit picks on resampled steps."
-        + (f" The {MOST_BARS} largest tensors." if len(plan.tensors) > MOST_BARS else ""),
-        lambda: bits_per_tensor(plan),
+        + (f" The {charts.MOST_BARS} largest tensors." if len(plan.tensors) > charts.MOST_BARS else ""),
+        lambda: charts.plan_bits(plan),
     )
     if len(plan.frontier) > 1 and any(row.at_frontier for row in plan.tensors):
-        yield charted(
+        yield charts.charted(
             "plan-budgets",
             "What changes between budgets",
             "Bits of the largest tensors against the bits of the whole plan. Where a curve is flat, other tensors "
             "get what is added; 32 bits are exact.",
-            lambda: bits_by_budget(plan),
+            lambda: charts.plan_budgets(plan),
         )

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
-from gtrace.report.analysis.savings import EXCHANGES, PAYLOADS, Saving, Savings
+from gtrace.report.analysis.savings import EXCHANGES, HOW, PAYLOADS, Saving, Savings
 from gtrace.report.names import MISSING, count, duration, number, size
-from gtrace.report.section import NOTHING, Cell, Chart, Column, Curve, Numbers, Panel, Section, Table
-from gtrace.report.sections.charts import charted
+from gtrace.report.section import NOTHING, Cell, Numbers, Section, Shows, Table, column, words
+from gtrace.report.sections.charts import charted, savings_chart
 from gtrace.units import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
 #: A step that is shorter than another by a smaller part than this is called no faster.
 _FASTER = 1 + WORTHWHILE
 
@@ -42,7 +41,7 @@ def savings_verdict(savings: Savings) -> list[str]:
     for row in sorted(fit, key=lambda row: abs(row.bits - PREFERRED_BITS))[:1]:
         coding = f" and codes for {duration(row.step.codec)}" if row.coding else ""
         said.append(
-            f"{row.spec} ({number(row.bits)} bits), {_HOW[row.exchange]}, adds {duration(row.step.exposed)}{coding}: "
+            f"{row.spec} ({number(row.bits)} bits), {HOW[row.exchange]}, adds {duration(row.step.exposed)}{coding}: "
             f"{_times(row.over_float32)} as fast as float32 and {_times(row.over_bfloat16)} as bf16, depending on "
             "overlap."
         )
@@ -65,21 +64,23 @@ def savings_table(savings: Savings, most: int | None = None) -> Table:
     shown: Sequence[Saving] = savings.rows
     if most is not None and len(shown) > most:
         shown = [row for row in shown if row.pareto]
-    timed = any(row.coding for row in savings.rows)
-    columns = (
-        Column("codec", "none: gradients as they are", numeric=False),
-        Column("exchange", "how it travels", numeric=False),
-        Column("bits", "per value, payload and shared bytes; mean over the elements", rank=3),
-        Column("sent per rank", "bytes in a step", rank=2),
-        Column("exposed", "how long a step waits for the exchange after the backward pass", rank=1),
-        *([Column("coding", "seconds of encoding and decoding in a step", rank=1)] if timed else []),
-        Column("step", "computing, waiting and coding", rank=4),
-        Column("over float32", "a step with float32 gradients over this one; below: no overlap, ideal overlap"),
-        Column("over bf16", "a step with bf16 gradients over this one; below: no overlap, ideal overlap"),
-        Column("break-even coding", "values per second encoded and decoded to match bf16; below: float32"),
-        Column("pays below", f"network from which on it is not {WORTHWHILE:.0%} faster than bf16", rank=5),
-    )
-    rows = [_row(row, timed=timed) for row in (*savings.plain, *shown)]
+    waits = "how long a step waits for the exchange after the backward pass"
+    over = "a step with {} gradients over this one; below: no overlap, ideal overlap"
+    columns: list[Shows[Saving]] = [
+        words("codec", lambda row: row.spec, "none: gradients as they are"),
+        words("exchange", lambda row: EXCHANGES[row.exchange], "how it travels"),
+        column("bits", lambda row: number(row.bits), "per value, payload and shared bytes; mean over the elements", 3),
+        column("sent per rank", lambda row: size(8 * row.sent_bytes), "bytes in a step", 2),
+        column("exposed", lambda row: duration(row.step.exposed), waits, 1),
+        column("step", lambda row: duration(row.step.seconds), "computing, waiting and coding", 4),
+        column("over float32", lambda row: _ratio(row.over_float32), over.format("float32")),
+        column("over bf16", lambda row: _ratio(row.over_bfloat16), over.format("bf16")),
+        column("break-even coding", _rate_cell, "values per second encoded and decoded to match bf16; below: float32"),
+        column("pays below", _bandwidth, f"network from which on it is not {WORTHWHILE:.0%} faster than bf16", 5),
+    ]
+    if any(row.coding for row in savings.rows):
+        hint = "seconds of encoding and decoding in a step"
+        columns.insert(5, column("coding", lambda row: duration(row.step.codec) if row.coding else NOTHING, hint, 1))
     cluster = savings.cluster
     first = "" if cluster.bucket_mb else f", first {FIRST_BUCKET_MIB:g}"
     limit = f"of {cluster.bucket_mb or BUCKET_MIB:g} MiB{first}"
@@ -104,27 +105,20 @@ def savings_table(savings: Savings, most: int | None = None) -> Table:
     if len(shown) < len(savings.rows):
         left = len({row.spec for row in savings.rows}) - len({row.spec for row in shown})
         notes.append(f"{count(left, 'codec')} with more bits or error than others are left out; -o FILE has them all.")
-    return Table("What codecs save", columns, tuple(rows), (*notes, *savings.notes), folded=True)
+    rows = (*savings.plain, *shown)
+    return Table.of("What codecs save", rows, columns, notes=(*notes, *savings.notes), folded=True)
 
 
-def _row(row: Saving, *, timed: bool) -> tuple[Cell, ...]:
+def _rate_cell(row: Saving) -> Cell:
     rate = Cell(_rate(row.rate_bfloat16), _rate(row.rate_float32))
     if not math.isfinite(row.rate_bfloat16):
         rate = Cell(MISSING, rate.detail.strip(MISSING), "missing", "no codec is fast enough")
-    pays = Cell({0: "nowhere", math.inf: "any speed"}.get(row.bandwidth) or rate_text(row.bandwidth, digits=3))
-    return (
-        Cell(row.spec),
-        Cell(EXCHANGES[row.exchange]),
-        Cell(number(row.bits)),
-        Cell(size(8 * row.sent_bytes)),
-        Cell(duration(row.step.exposed)),
-        *([Cell(duration(row.step.codec)) if row.coding else NOTHING] if timed else []),
-        Cell(duration(row.step.seconds)),
-        _ratio(row.over_float32),
-        _ratio(row.over_bfloat16),
-        rate,
-        NOTHING if math.isnan(row.bandwidth) else pays,
-    )
+    return rate
+
+
+def _bandwidth(row: Saving) -> Cell:
+    known = {0: "nowhere", math.inf: "any speed"}.get(row.bandwidth)
+    return NOTHING if math.isnan(row.bandwidth) else Cell(known or rate_text(row.bandwidth, digits=3))
 
 
 def _ratio(times: tuple[float, float, float]) -> Cell:
@@ -139,35 +133,6 @@ def _times(times: tuple[float, float, float]) -> str:
 
 def _rate(rate: float) -> str:
     return rate_text(rate, "elem/s", 3) if math.isfinite(rate) else MISSING
-
-
-def savings_chart(savings: Savings) -> Chart:
-    """Error against the time of a step, by all-gather and in two shots."""
-    panels = []
-    families = dict.fromkeys(row.family for row in savings.rows)
-    for exchange in PAYLOADS:
-        curves = []
-        for family in families:
-            points = [
-                (1e3 * row.step.seconds, row.relative_variance, row.method)
-                for row in savings.rows
-                if row.exchange == exchange and row.family == family and row.relative_variance > 0
-            ]
-            if points:
-                x, y, methods = zip(*sorted(points), strict=True)
-                curves.append(Curve(family, x, y, method=methods[0]))
-        marks = (
-            ("computing alone", 1e3 * savings.cluster.computing),
-            ("bf16", 1e3 * savings.plain[1].step.seconds),
-            ("float32", 1e3 * savings.plain[0].step.seconds),
-        )
-        labels = (_HOW[exchange], "ms of a step", "relative variance")
-        panels.append(Panel(tuple(curves), *labels, log_y=True, marks=marks))
-    caption = (
-        "Lower and further left is better: each point is one codec, its steps timed by the model of the table. Dotted: "
-        "the step without any exchange, and those with plain all-reduces; a codec right of bf16 makes steps longer."
-    )
-    return Chart(tuple(panels), caption)
 
 
 def savings_records(savings: Savings) -> list[dict[str, Any]]:

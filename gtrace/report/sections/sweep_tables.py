@@ -15,21 +15,7 @@ from gtrace.report.analysis.families import MEASURES, BDRate, Configuration, Fam
 from gtrace.report.analysis.results import CODED, SweepAnalysis, whose_gradient
 from gtrace.report.analysis.safety import Judgement, SafetyVerdict, samples
 from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
-from gtrace.report.section import (
-    FEW_ROWS,
-    NOTHING,
-    PARETO,
-    Cell,
-    Column,
-    LayerTables,
-    Mark,
-    Shown,
-    Shows,
-    Table,
-    column,
-    value_cell,
-    words,
-)
+from gtrace.report.section import FEW_ROWS, NOTHING, PARETO, Cell, Column, LayerTables, Table, column, value_cell, words
 from gtrace.report.sections.side_by_side import ratio_columns, span
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share, off_target, signed_percent
 from gtrace.report.statistics import THIRDS
@@ -40,6 +26,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.savings import Savings
     from gtrace.report.analysis.tensors import TensorGroup
+    from gtrace.report.section import Mark, Shown, Shows
 
 
 #: how a verdict on safety is set off

@@ -22,20 +22,7 @@ from gtrace.report.analysis.runs import (
     seconds_to_loss,
 )
 from gtrace.report.names import MISSING, count, number, size
-from gtrace.report.section import (
-    FEW_ROWS,
-    Cell,
-    FigureSpec,
-    Numbers,
-    Record,
-    Section,
-    Shows,
-    Table,
-    column,
-    flat,
-    value_cell,
-    words,
-)
+from gtrace.report.section import FEW_ROWS, Cell, Numbers, Section, Table, column, flat, value_cell, words
 from gtrace.report.sections import charts
 from gtrace.report.statistics import FEWEST_SEEDS, Interval
 
@@ -46,6 +33,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
     from gtrace.report.analysis.runs import FinalLoss, LoggedRun, SeedGroup, ShadowCurve
+    from gtrace.report.section import FigureSpec, Record, Shows
 
 
 def runs_section(log: RunLogAnalysis) -> Section:

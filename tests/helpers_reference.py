@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imsave
 
 from gtrace.report import draw, figure_names, make_report
-from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.analysis.runs import analyze_runs
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.analysis.traces import TraceSummary, law_sections
 from gtrace.report.inputs import Report

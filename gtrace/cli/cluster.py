@@ -71,7 +71,7 @@ def savings_of_log(path: Path, cluster: Cluster | None) -> Savings | None:
     """What the codecs of a run log save; None without a cluster, or where nothing travels between ranks."""
     if cluster is None:
         return None
-    from gtrace.report.analysis.run_logs import analyze_runs
+    from gtrace.report.analysis.runs import analyze_runs
     from gtrace.report.analysis.savings import savings_of_runs
     from gtrace.runlog import read_runlog
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gtrace.cli.train_settings import TrainSettings
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster
-    from gtrace.report.analysis.run_logs import RunLogAnalysis
+    from gtrace.report.analysis.runs import RunLogAnalysis
     from gtrace.report.analysis.savings import Savings
     from gtrace.training.unmodified import ScriptSummary, ScriptTraining
 
@@ -181,8 +181,7 @@ def _run_all(
     ``setup`` are the settings of the process of each codec, of the uncompressed run first, and ``study`` the fields of
     the log's study record that are those of all runs.
     """
-    from gtrace.report.analysis.run_logs import analyze_runs
-    from gtrace.report.analysis.runs import BASELINE
+    from gtrace.report.analysis.runs import BASELINE, analyze_runs
     from gtrace.runlog import read_runlog
 
     if launched_place().rank is not None:

@@ -12,9 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gtrace.report.analysis.results import SweepAnalysis as SweepAnalysis
-    from gtrace.report.analysis.run_logs import RunLogAnalysis as RunLogAnalysis
-    from gtrace.report.analysis.run_logs import analyze_runs as analyze_runs
+    from gtrace.report.analysis.runs import RunLogAnalysis as RunLogAnalysis
+    from gtrace.report.analysis.runs import analyze_runs as analyze_runs
+    from gtrace.report.analysis.sweep import SweepAnalysis as SweepAnalysis
     from gtrace.report.analysis.sweep import analyze as analyze
     from gtrace.report.files import default_page as default_page
     from gtrace.report.files import to_csv as to_csv
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 #: module -> what comes from it
 _HOMES = {
-    "gtrace.report.analysis.results": ("SweepAnalysis",),
-    "gtrace.report.analysis.run_logs": ("RunLogAnalysis", "analyze_runs"),
-    "gtrace.report.analysis.sweep": ("analyze",),
+    "gtrace.report.analysis.runs": ("RunLogAnalysis", "analyze_runs"),
+    "gtrace.report.analysis.sweep": ("SweepAnalysis", "analyze"),
     "gtrace.report.files": (
         "default_page",
         "to_csv",

@@ -31,18 +31,7 @@ from gtrace.report.analysis.savings import ASSUMED, Savings, network_model
 from gtrace.report.analysis.tensors import layer_insight
 from gtrace.report.inputs import Report, make_report
 from gtrace.report.names import count, duration, literal, number
-from gtrace.report.section import (
-    FEW_ROWS,
-    PLACES,
-    Chart,
-    FigureSpec,
-    HeatMap,
-    LayerTables,
-    Table,
-    Verdict,
-    column,
-    words,
-)
+from gtrace.report.section import FEW_ROWS, PLACES, FigureSpec, HeatMap, LayerTables, Table, Verdict, column, words
 from gtrace.report.sections import sections
 from gtrace.report.sections.sweep_tables import choice_table
 from gtrace.report.verdict import ERROR_LIMIT
@@ -53,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gtrace.costs import Cluster
-    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.section import Block, Place, Section, Shows
     from gtrace.sweep import SweepResult
 
@@ -232,9 +221,8 @@ def figure(spec: FigureSpec, identifier: str) -> Markup:
         html = pieces.figure(spec.title, spec.caption, Markup(drawing))  # noqa: S704
     else:
         chart = spec.chart()
-        kind = "heat" if isinstance(chart, HeatMap) else "chart"
-        caption = (isinstance(chart, Chart) and chart.caption) or spec.caption
-        html = pieces.drawn(spec.title, caption, kind, _json(asdict(chart)))
+        kind, caption = ("heat", "") if isinstance(chart, HeatMap) else ("chart", chart.caption)
+        html = pieces.drawn(spec.title, caption or spec.caption, kind, _json(asdict(chart)))
     return html
 
 

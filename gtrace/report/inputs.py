@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from gtrace.errors import TraceError, UsageError
 from gtrace.planning.plan import is_plan, load_plan
 from gtrace.planning.toml import SUFFIXES as PLAN_SUFFIXES
-from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool, analyze_runs, pool_runs
+from gtrace.report.analysis.runs import RunLogAnalysis, RunPool, analyze_runs, pool_runs
 from gtrace.report.analysis.savings import Savings, savings_of_runs, savings_of_sweep
 from gtrace.report.analysis.side_by_side import SideBySide, compare_sweeps
-from gtrace.report.analysis.sweep import analyze
+from gtrace.report.analysis.sweep import SweepAnalysis, analyze
 from gtrace.report.analysis.tensors import TensorGroup, group_tensors
 from gtrace.report.analysis.traces import TraceSummary, summarize_trace
 from gtrace.report.names import number
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gtrace.planning import Plan
     from gtrace.report.analysis.cells import Coder
     from gtrace.report.analysis.evidence import PairedComparison
-    from gtrace.report.analysis.results import SweepAnalysis
 
 SWEEP_SUFFIX = ".sweep.db"
 RUN_SUFFIX = ".jsonl"

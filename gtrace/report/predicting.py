@@ -11,8 +11,7 @@ import numpy as np
 from scipy import stats
 
 from gtrace.errors import TraceError, UsageError
-from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.analysis.runs import BASELINE, known_mean
+from gtrace.report.analysis.runs import BASELINE, analyze_runs, known_mean
 from gtrace.report.names import MISSING, count, number
 from gtrace.report.section import Cell, Chart, Column, Curve, Panel, Table
 from gtrace.report.statistics import CONFIDENCE, Interval

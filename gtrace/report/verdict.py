@@ -33,8 +33,8 @@ from gtrace.units import rate_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Saving, Savings
+    from gtrace.report.analysis.sweep import SweepAnalysis
 
 #: Share of the gradient's energy that a codec may lose when its cost in batch size is not known.
 ERROR_LIMIT = 0.05

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec
     from gtrace.planning import Plan
-    from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
+    from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.section import Verdict
     from gtrace.sweep import SweepResult
     from gtrace.trace import Trace

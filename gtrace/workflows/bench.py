@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
-    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.sweep import SweepResult
 
 

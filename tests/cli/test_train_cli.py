@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.analysis.runs import analyze_runs
 from gtrace.runlog import RunLogWriter, read_runlog
 
 SMALL = "--task digits-mlp --steps 4 --batch-size 2 --workers 2"

@@ -22,7 +22,7 @@ from matplotlib.text import Text
 
 from gtrace.errors import UsageError
 from gtrace.report import draw, figure_names, load_report, make_report
-from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.analysis.runs import analyze_runs
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import FIGURES
 from gtrace.report.figures import sweep as figures

@@ -9,8 +9,7 @@ from scipy import stats
 
 from gtrace.errors import TraceError
 from gtrace.report import make_report, to_html, to_markdown
-from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.analysis.runs import common_loss, running_mean, seconds_to_loss
+from gtrace.report.analysis.runs import analyze_runs, common_loss, running_mean, seconds_to_loss
 from gtrace.report.sections.training import runs_verdict, shadow_table
 from gtrace.runlog import read_runlog
 

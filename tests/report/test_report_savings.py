@@ -8,7 +8,7 @@ from helpers_report import result_of, row
 
 from gtrace.costs import Cluster, Network, sent, time_step
 from gtrace.report import analyze
-from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.analysis.runs import analyze_runs
 from gtrace.report.analysis.savings import savings_of_runs, savings_of_sweep
 from gtrace.report.sections.savings import savings_records, savings_table, savings_verdict
 

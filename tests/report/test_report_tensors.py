@@ -105,14 +105,14 @@ def test_a_plan_moves_bits_to_the_tensor_with_the_energy():
     result = swept()
     found = layer_insight(analyze(result), SPEC)
     plan = make_plan(curves_of(result), Budget("bits", 4.0, "4 bits"), name="plan", provenance={})
-    assert (found.codec, found.bits, found.tensor.name) == (SPEC, 4.0, "head")
+    assert (found.codec, found.bits, found.shares[0].name) == (SPEC, 4.0, "head")
     assert found.gain == pytest.approx(4.0**-4 / plan.totals.error)
     bits = {one.tensor: one.bits for one in plan.tensors}
-    assert found.tensor.bits == (bits["head"], bits["head"])
+    assert found.shares[0].bits == (bits["head"], bits["head"])
     assert found.rest == pytest.approx((8 * bits["body"] + bits["rest"]) / 9)
     fact, advice = found.sentences
     assert fact == "head is 10% of parameters and 90% of gradient energy."
-    assert f"Give it {found.tensor.bits[0]:.1f} bits" in advice
+    assert f"Give it {found.shares[0].bits[0]:.1f} bits" in advice
 
 
 def test_nothing_is_said_if_nothing_is_gained():

@@ -11,8 +11,7 @@ import numpy as np
 
 from gtrace.costs import Network
 from gtrace.errors import TraceError
-from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.analysis.runs import WINDOW, LoggedRun, running_mean, seconds_to_loss
+from gtrace.report.analysis.runs import WINDOW, LoggedRun, analyze_runs, running_mean, seconds_to_loss
 from gtrace.training import ParameterServerClock, load_task
 from gtrace.training.tasks import require_torch
 from gtrace_experiments.reproduce._training import studied

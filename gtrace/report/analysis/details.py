@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Numbers of levels at which a figure tells methods apart best: 3 and 4 bits, and which of them is preferred.
 FEWEST, MOST = 4, 8
+#: Tensors that a figure names one by one; more are named in groups, or every few.
+MOST_NAMED = 60
 #: Panels of a figure of several tensors.
 MOST_TENSORS = 4
 

@@ -152,6 +152,8 @@ def shown(heading: str, meaning: str, rank: int = 0, **how: Any) -> Any:
 class Configuration:
     """One codec with one set of parameters, summed over tensors and steps; fields that are shown are in their order.
 
+    A field that is a column of the table says there what it is; NaN if it is not known.
+
     Attributes:
         spec: canonical spec string.
         method: codec name.
@@ -160,26 +162,9 @@ class Configuration:
         nominal_bits: NaN where the codec has none.
         cells: cells that were summed over.
         partial: measured on too few cells to be compared with the others; summed over its own.
-        relative_variance: sum of squared errors / sum of energies, of single steps and one worker.
-        bias: part of it that is bias, all of it where the bias is not known.
-        optimal_variance: relative variance of the best levels of the same number under the same scale, over the
-            same cells; NaN where a cell lacks it.
-        times_optimal: relative_variance / optimal_variance, NaN if there is nothing to divide by.
-        model_variance: relative variance that a parametric law promised for the levels it gave, NaN without one.
-        layers_variance: geometric mean over layers of relative variances; NaN without layers.
         error_source: ``expected`` (closed form) or ``measured`` (from draws), ``mixed``, ``none``.
-        bits: bits per coordinate, payload and shared bytes, under the coder of the comparison.
         bits_source: ``measured`` (encoded bytes), ``expected`` (computed), ``mixed``, ``none``.
-        bits_measured: bits per coordinate of its own payloads with shared bytes, whatever the coder.
-        bits_fixed: with fixed-width symbols, without shared bytes.
-        bits_entropy: at the entropy of the symbols, likewise.
-        bits_huffman: with a Huffman code, likewise.
-        ratio_float32: 32 / bits, the ratio of totals.
         step_ratio_float32: mean over steps of each step's own ratio, as papers also report it.
-        cosine: of decoded and original, mean over cells weighted by elements.
-        mean_abs_error: mean |Q(g) - g| over mean |g|; never below ``w1_normalized``.
-        w1_normalized: Wasserstein-1 of the values over the mean absolute value.
-        update_error: error of Adam's update over the update, mean weighted by elements; NaN without second moments.
         fitted_on: source of levels and codes: ``itself``, ``pooled N steps``, ``previous``, ``step N``, or nothing.
         pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
         in_steps: log of ``relative_variance`` with its interval over steps.
@@ -188,7 +173,7 @@ class Configuration:
         variance: part of ``relative_variance`` of one worker that is not bias.
         window_error: as ``relative_variance``, of what has arrived over windows of steps; NaN where not measured.
         window_variance: the part of it, of one worker, that more workers shrink.
-        bias_known: whether ``bias`` is known; otherwise it is the most that it can be.
+        bias_known: whether ``bias`` is known; otherwise it is the most that it can be, all of the error.
     """
 
     spec: str

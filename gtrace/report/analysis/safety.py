@@ -18,7 +18,7 @@ import numpy as np
 
 from gtrace.noise import Dynamics, NoiseCosts, NoisePrediction, cost, predict
 from gtrace.report.analysis.cells import Sums, divide
-from gtrace.report.names import number
+from gtrace.report.names import count, number
 from gtrace.report.statistics import UNKNOWN, Interval, ratio_of_sums
 from gtrace.trace.facts import OPTIMIZERS, OptimizerFacts
 
@@ -241,6 +241,20 @@ def workers_of(provenance: Mapping[str, Any]) -> int:
     """Workers of the run that a sweep's trace is of; 1 where nobody says."""
     found = trace_attrs(provenance).get("world_size")
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 1 else 1
+
+
+def averaged_over(provenance: Mapping[str, Any]) -> int:
+    """Ranks whose average the gradients of a sweep were, 1 for those of each rank itself or where nobody says."""
+    stages = provenance.get("stages")
+    if not isinstance(stages, list):
+        stages = [captured(provenance).get("stage")]
+    return workers_of(provenance) if "reduced" in stages else 1
+
+
+def whose_gradient(provenance: Mapping[str, Any]) -> str:
+    """Whose gradient the errors of a sweep are about: ``one worker's gradient``."""
+    ranks = averaged_over(provenance)
+    return "one worker's gradient" if ranks == 1 else f"the average of {count(ranks, 'rank')}' gradients"
 
 
 def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], outlook: Outlook) -> Safety:

@@ -11,7 +11,7 @@ import numpy as np
 from gtrace import costs
 from gtrace.costs import BACKWARD, WORTHWHILE, Cluster, Exchange, Network, StepTime
 from gtrace.report.analysis.families import method_of
-from gtrace.report.analysis.runs import known_mean
+from gtrace.report.analysis.runs import RunLogAnalysis, known_mean
 from gtrace.report.names import count
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.run_logs import RunLogAnalysis
+    from gtrace.report.analysis.sweep import SweepAnalysis
 
 
 #: how payloads travel, the better one if there are many ranks last

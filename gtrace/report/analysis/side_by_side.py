@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.report.analysis.evidence import KEY, SIGNIFICANT, StepTable, log_of_mean
-from gtrace.report.analysis.results import SweepAnalysis, whose_gradient
+from gtrace.report.analysis.safety import whose_gradient
 from gtrace.report.statistics import Interval, bootstrap, holm, step_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from gtrace.report.analysis.sweep import SweepAnalysis
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a sweep says, as numbers: rows summed up to one point per configuration, per tensor and per step.
 
-Everything that is drawn or printed about a sweep comes from :class:`SweepAnalysis`. Nothing here formats.
+Everything that is drawn or printed about a sweep comes from :class:`SweepAnalysis`.
 
 How rows are summed up. A *cell* is one tensor at one step. In each cell a configuration has one error (the
 expectation if there is a closed form, otherwise the mean over draws), one number of bits (the mean over
@@ -11,47 +11,290 @@ elements*: every element of the model counts the same. *By layers*, every layer 
 layers' relative variances. All configurations are summed over the same cells.
 
 What methods are compared by is their *error*: bias and an M-th of the variance, for M workers, over windows of steps
-when a codec with memory takes part, with the bits of one coder for all; see :mod:`gtrace.report.analysis.results`.
+when a codec with memory takes part, with the bits of one coder for all; see :mod:`gtrace.report.analysis.cells`.
 For one worker, without windows, it is the relative variance.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.report.analysis.cells import CODERS, CellTable, Coder, Sums, common_cells, divide, read_cells
-from gtrace.report.analysis.details import compare_rotation, exchanges_of, read_fits
+from gtrace.errors import UsageError, suggest
+from gtrace.report.analysis.cells import CODED, Sums, divide, over_windows, per_step, ranked_by, read_cells, sums_of
+from gtrace.report.analysis.details import ExchangeError, Rotation, TensorFit, compare_rotation, exchanges_of, read_fits
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, Rates, all_at_bits, choose_targets, pareto_front
-from gtrace.report.analysis.evidence import KEY, Phase, StepTable, compare_families, compare_layers, log_of_mean
+from gtrace.report.analysis.evidence import KEY, Phase, StepTable, compare_families, compare_layers, compare_mixes
 from gtrace.report.analysis.families import (
+    LEVEL,
+    MOSTLY,
     SUMMED,
+    BDRate,
     Configuration,
     Family,
     Leader,
     Measure,
+    Standing,
     bd_rates,
     curves_of,
     decisive,
     errors_at,
     label,
+    ranked,
 )
-from gtrace.report.analysis.results import SweepAnalysis, over_windows, per_step, ranked_by, sweep_notes
 from gtrace.report.analysis.runs import known_mean
-from gtrace.report.analysis.safety import Outlook, judge, outlook_of, trace_attrs, workers_of
-from gtrace.report.statistics import bootstrap, step_weights, thirds
+from gtrace.report.analysis.safety import Outlook, Safety, judge, outlook_of, trace_attrs, workers_of
+from gtrace.report.names import listed
+from gtrace.report.statistics import bootstrap, thirds
 from gtrace.sweep.noise_cost import noise_costs
 from gtrace.trace import OptimizerFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from gtrace.report.analysis.cells import Basis, CellTable, Coder
+    from gtrace.report.analysis.evidence import LayerChoice, PairedComparison
     from gtrace.sweep import SweepResult
+
+
+@dataclass(frozen=True, slots=True)
+class SweepAnalysis:
+    """A sweep summed up.
+
+    Attributes:
+        name: of the file, for headings.
+        rows: rows of the sweep.
+        configurations: in the order of families and measured bits.
+        families: in the order of their first appearance.
+        targets: bits per coordinate of the comparison.
+        tensors: names, in natural order; the whole model's own row is not among them unless it is alone.
+        elements: (tensors,) number of elements.
+        energy_share: (tensors,) part of the total energy over the compared cells.
+        steps: (steps,) ascending.
+        per_tensor: (configurations, tensors) relative variance summed over steps, NaN where not measured.
+        per_step: (configurations, steps) relative variance summed over tensors, NaN where not measured.
+        bits_per_step: (configurations, steps) measured bits per coordinate over all tensors, NaN where not known.
+        cells: cells that are compared.
+        notes: what a reader must know about how the numbers were made, one line each.
+        warnings: of the sweep itself.
+        provenance: of the sweep.
+        fits: levels and what they were fitted to, the largest tensor first; empty where no codec was fitted.
+        step_weights: (steps,) part of training that each step represents, adding up to 1.
+        per_tensor_bits: (configurations, tensors) measured bits per coordinate, NaN where not known.
+        at_layers: (families, targets) as ``Family.at``, layers equally weighted: the mix of configurations is that of
+            ``Family.at``, and the geometric mean over layers is taken.
+        comparisons: the leader at each target against every other family there; see :class:`PairedComparison`.
+        phases: thirds of training that have steps; empty for fewer than three steps.
+        bd_rates: of every family against qsgdinf; empty without it.
+        layer_choices: tensors that another method than the leader suits better.
+        layer_best: (tensors,) label of the method with the least error at the decisive target, at equal bits of the
+            tensor itself; empty where fewer than two can be compared.
+        layer_at: label -> (tensors,) its error there; empty where fewer than two can be compared.
+        safety: errors beside the noise of the gradients.
+        table: errors that methods are ranked by, step by step, for further comparisons.
+        single: errors of single steps and one worker likewise.
+        basis: workers, coder and window of the comparison.
+        step_at: (families, targets) error of single steps at equal bits, for the same workers.
+        coder_leaders: coder -> who leads when every method uses it.
+        rotation: whether to rotate, tensor by tensor; None if that cannot be compared.
+        exchanges: errors of averages after exchanges; empty unless the sweep measured some.
+    """
+
+    name: str
+    rows: int
+    configurations: tuple[Configuration, ...]
+    families: tuple[Family, ...]
+    targets: tuple[float, ...]
+    tensors: tuple[str, ...]
+    elements: NDArray[np.int64]
+    energy_share: NDArray[np.float64]
+    steps: NDArray[np.int64]
+    per_tensor: NDArray[np.float64]
+    per_step: NDArray[np.float64]
+    bits_per_step: NDArray[np.float64]
+    cells: int
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    provenance: dict[str, Any]
+    fits: tuple[TensorFit, ...]
+    step_weights: NDArray[np.float64]
+    per_tensor_bits: NDArray[np.float64]
+    at_layers: NDArray[np.float64]
+    comparisons: tuple[PairedComparison, ...]
+    phases: tuple[Phase, ...]
+    bd_rates: tuple[BDRate, ...]
+    layer_choices: tuple[LayerChoice, ...]
+    layer_best: tuple[str, ...]
+    layer_at: dict[str, NDArray[np.float64]]
+    safety: Safety
+    table: StepTable = field(repr=False)
+    single: StepTable = field(repr=False)
+    basis: Basis
+    step_at: NDArray[np.float64]
+    coder_leaders: dict[Coder, Leader]
+    rotation: Rotation | None
+    exchanges: tuple[ExchangeError, ...]
+
+    @property
+    def measured(self) -> bool:
+        """Whether any configuration has an error that is a number."""
+        return any(math.isfinite(c.relative_variance) for c in self.configurations)
+
+    @property
+    def trace_attrs(self) -> dict[str, Any]:
+        """What the trace says of its run; empty if the results do not hold it."""
+        return trace_attrs(self.provenance)
+
+    @property
+    def decisive(self) -> int:
+        """Index of the target where most methods can be compared, the nearest to three bits of those; or -1."""
+        return decisive(self.families, self.targets)
+
+    def ranking(self, target: int) -> list[Family]:
+        """The families that can be compared at a target (an index), least variance first."""
+        return ranked(self.families, target)
+
+    def leaders(self, target: int) -> list[Family]:
+        """The families that nobody beats at a target (an index), least variance first.
+
+        A family is beaten when its error is larger than that of the first by more than :data:`LEVEL`, beyond the noise
+        of steps. When there is no confidence interval, it must be larger in :data:`MOSTLY` all of training instead.
+        """
+        found = self.ranking(target)
+        return [f for f in found if f is found[0] or not self._beaten(found[0], f, target)]
+
+    def _beaten(self, first: Family, other: Family, target: int) -> bool:
+        found = self.comparison(first.label, other.label, self.targets[target])
+        sure = found is None or (found.differs if found.by_elements.known else not found.better < MOSTLY)
+        return sure and other.at[target].variance > first.at[target].variance * (1 + LEVEL)
+
+    def lossless(self, family: Family) -> bool:
+        """Whether a family has no error at all, as the uncompressed gradient: there is nothing to compare."""
+        values = [self.configurations[i].relative_variance for i in family.members]
+        return bool(values) and all(value == 0 for value in values)
+
+    @property
+    def fitted_at(self) -> list[int]:
+        """The steps whose data levels and codes were fitted on; empty where that is every step."""
+        refit = self.provenance.get("refit")
+        if refit == "once":
+            return [int(step) for step in self.steps[:1]]
+        return [step for step in self.steps.tolist() if step in refit] if isinstance(refit, (list, tuple)) else []
+
+    def nearest(self, family: Family, bits: float = PREFERRED_BITS) -> int:
+        """Index of the family's configuration with the nearest measured bits, -1 where none is known."""
+        known = [i for i in family.members if math.isfinite(self.configurations[i].bits)]
+        return min(known, key=lambda i: abs(self.configurations[i].bits - bits), default=-1)
+
+    def view(self, families: Sequence[Family] | None = None) -> list[int]:
+        """One configuration of each family, for what is shown by layer or by step: the nearest to three bits."""
+        return [i for i in map(self.nearest, self.families if families is None else families) if i >= 0]
+
+    def standings(self, bits: float) -> tuple[Standing, ...]:
+        """The methods that can be compared at a target, least error first."""
+        if bits not in self.targets:
+            return ()
+        k, found = self.targets.index(bits), []
+        for family in self.ranking(k):
+            at = family.at[k]
+            specs = tuple(dict.fromkeys(self.configurations[i].spec for i in (at.lower, at.upper)))
+            found.append(Standing(family.label, at.variance, at.bias, at.bits, at.outcome, specs))
+        return tuple(found)
+
+    def comparison(self, one: str, other: str, bits: float) -> PairedComparison | None:
+        """How two families (labels, in any order) were compared at a target, None if they were not."""
+        wanted = {one, other}
+        return next((c for c in self.comparisons if c.bits == bits and {c.first, c.second} == wanted), None)
+
+    def compare(self, pairs: Sequence[tuple[str, str]]) -> tuple[PairedComparison, ...]:
+        """Configurations compared as they are, each at its own bits, with Holm's correction over the pairs.
+
+        Args:
+            pairs: specs, the numerator first.
+
+        Raises:
+            UsageError: a spec is not in the sweep, or was measured on too few cells to be compared.
+        """
+        place = {c.spec: i for i, c in enumerate(self.configurations) if not c.partial}
+        for spec in (spec for pair in pairs for spec in pair):
+            if spec not in place:
+                raise UsageError(f"{self.name}: no comparable configuration '{spec}'; {suggest(spec, place)}")
+        return compare_mixes(self.table, [(a, b, math.nan, [(place[a], 1.0)], [(place[b], 1.0)]) for a, b in pairs])
+
+
+def sweep_notes(
+    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], basis: Basis
+) -> tuple[str, ...]:
+    """What a reader must know about how the numbers of a sweep came to be, one line each."""
+    if not table.measured.any():
+        return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
+    return (
+        *_compared(table, common, configurations),
+        *_errors(configurations, basis),
+        *_sources(table, configurations, basis),
+    )
+
+
+def _compared(table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...]) -> Iterator[str]:
+    is_tensor = table.tensor >= 0
+    covered = table.covers().any(axis=0)
+    holes = int((is_tensor & ~covered).sum())
+    if holes:
+        yield (
+            f"{holes:,} of {int(is_tensor.sum()):,} tensor-steps could not be measured with any codec and "
+            "are left out (non-finite gradients, or skipped)."
+        )
+    yield from _naming("No error that is a number", [c.spec for c in configurations if c.partial and not c.cells])
+    partial = [c.spec for c in configurations if c.partial and c.cells]
+    if partial:
+        yield (
+            f"Not compared, because measured on too few of the tensors and steps: {listed(partial)}. "
+            "Their lines are summed over what they have."
+        )
+    if common.sum() < covered.sum():
+        yield (
+            f"Compared over the {int(common.sum()):,} tensor-steps, of {int(covered.sum()):,}, "
+            "that every compared codec has."
+        )
+
+
+def _errors(configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
+    """What errors are when they are not those of single steps of one worker."""
+    if basis.window is not None:
+        yield (
+            f"Some codecs have memory, so all are compared by the error of what has arrived over "
+            f"{basis.steps_in_words}. The memory's part of it counts as bias."
+        )
+        without = [c.spec for c in configurations if c.cells and math.isnan(c.error)]
+        yield from _naming("Not measured over several steps, so not compared", without)
+    if basis.workers > 1:
+        unknown = [c.spec for c in configurations if c.cells and not c.bias_known]
+        said = "Bias not known, so all of the error counts as bias, which is the most it can be"
+        yield from _naming(said, unknown, len(configurations))
+
+
+def _sources(table: CellTable, configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
+    expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
+    said = f"Bits {CODED[basis.coder]} are computed, not counted on encoded bytes"
+    yield from _naming(said, expected, len(configurations))
+    lacking = [c.spec for c in configurations if math.isnan(c.bits) and c.cells]
+    yield from _naming("No bits known, so not compared at equal bits", lacking)
+    drawn = [c.spec for c in configurations if c.error_source in ("measured", "mixed")]
+    said = "Error of the draws, rounding noise included, if there is no closed form"
+    yield from _naming(said, drawn, len(configurations))
+    unreadable = [spec for spec, found in zip(table.specs, table.parameters, strict=True) if found is None]
+    yield from _naming("Parameters could not be read from the results", unreadable)
+
+
+def _naming(sentence: str, specs: Sequence[str], every: int | None = None) -> Iterator[str]:
+    """The sentence and the specs it is about, nothing if there are none; ``every`` spec is "all codecs"."""
+    if specs:
+        yield f"{sentence}: {'all codecs' if len(specs) == every else listed(specs)}."
 
 
 def analyze(
@@ -77,12 +320,12 @@ def analyze(
     """
     own = read_cells(result)
     table = own.under_coder(coder)
-    sums, _, partial = _sums(table)
+    sums, _, partial = sums_of(table)
     steps = per_step(table)
     windows = over_windows(table, steps)
     chosen = workers or workers_of(result.provenance)
     compared, split, basis = ranked_by(table, steps, windows, partial, chosen, coder)
-    ranked_sums, common, partial = _sums(compared)
+    ranked_sums, common, partial = sums_of(compared)
     parts = {
         "error": ranked_sums.relative(compared.squared_error, compared.energy),
         "error_bias": ranked_sums.relative(split.bias, split.energy),
@@ -93,10 +336,12 @@ def analyze(
         "bias_known": np.logical_and.reduce(np.isfinite(table.relative_bias) | ~sums.used, axis=1),
         "bits_measured": sums.ratio(own.bits, table.n, strict=True),
     }
-    order, configurations = _configurations(sums, partial, parts)
-    bits, errors = (np.array([getattr(c, name) for c in configurations]) for name in ("bits", "error"))
+    labels, numbers = label(table.specs, table.methods, table.parameters), _numbers(sums)
+    order = _order(table, labels[0], numbers["bits"])
+    bits, errors = numbers["bits"][order], parts["error"][order]
     layer_bits = sums.bits_by(table.tensor, len(table.tensors))[order]
     single, ranked_steps = (_step_table(each, order, bits, layer_bits) for each in (sums, ranked_sums))
+    configurations = _configurations(sums, partial, order, labels, numbers | parts, single)
     families, wanted = _families(configurations, bits, errors, targets)
     of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
     outlook = outlook_on(result, table.steps, batch, horizon, chosen)
@@ -152,16 +397,6 @@ def outlook_on(
     left = None if length is None or not len(steps) or length <= steps[0] else length - int(steps[0])
     of = workers or workers_of(result.provenance)
     return outlook_of(noise_costs(result), workers=of, batch=batch, horizon=horizon, left=left)
-
-
-def _sums(table: CellTable) -> tuple[Sums, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Sums over what is compared, and the masks of :func:`common_cells`; a step that no codec measured weighs 0."""
-    common, partial = common_cells(table)
-    used = np.where(partial[:, None], table.measured, table.used(common))
-    weights = np.zeros(len(table.steps))
-    there = np.unique(table.step[used.any(axis=0)])
-    weights[there] = step_weights(table.steps[there])
-    return Sums(table, used, weights), common, partial
 
 
 def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -221,57 +456,62 @@ def _phases(
     return tuple(found)
 
 
-def _configurations(
-    sums: Sums, partial: NDArray[np.bool_], parts: Mapping[str, NDArray[Any]]
-) -> tuple[NDArray[np.int64], tuple[Configuration, ...]]:
-    table, weights = sums.table, sums.weights
-    families, settings = label(table.specs, table.methods, table.parameters)
-    variance = sums.relative(table.squared_error, table.energy)
-    bits = sums.ratio(table.bits, table.n, strict=True)
-    numbers = {name: _summed(name, measure, sums) for name, measure in SUMMED.items()}
-    optimal, cells = numbers["optimal_variance"], sums.used.sum(axis=1)
-    layer_logs = _log(sums.relative_variance_by(table.tensor, len(table.tensors)))
-    numbers |= {
-        "relative_variance": variance,
-        "times_optimal": divide(variance, optimal, optimal > 0),
-        "layers_variance": np.array([math.exp(known_mean(logs)) for logs in layer_logs]),
-        "bits": bits,
-        "ratio_float32": divide(np.full(len(bits), 32.0), bits, bits > 0),
-        "step_ratio_float32": sums.step_ratio(),
-        **parts,
-    }
-    top, bottom = (sums.totals(v, table.step, len(table.steps)) for v in (table.squared_error, table.energy))
-    # Logs of relative variances, and what each step adds to them.
-    in_steps, there = np.full(top.shape, np.nan), weights > 0
-    for c in range(len(top)):
-        parts_of_log = (log_of_mean(v[c, there] / weights[there], weights[there]) for v in (top, bottom))
-        in_steps[c, there] = np.subtract(*parts_of_log)
-    compared = np.where(partial, np.nan, parts["error"])
-    front = pareto_front(bits.tolist(), compared.tolist())
-    error_source = sums.source(~table.error_drawn, table.error_drawn)
-    bits_source = sums.source(np.isfinite(table.bits) & ~table.bits_drawn, table.bits_drawn)
+def _order(table: CellTable, families: Sequence[str], bits: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(C,) configurations by family, and by bits within it."""
     first = {family: k for k, family in enumerate(dict.fromkeys(families))}
     known = np.where(np.isfinite(bits), bits, math.inf).tolist()
     order = sorted(range(len(known)), key=lambda c: (first[families[c]], known[c], table.specs[c]))
-    configurations = tuple(
+    return np.array(order, dtype=np.int64)
+
+
+def _numbers(sums: Sums) -> dict[str, NDArray[Any]]:
+    """Field of a configuration -> (C,) its values."""
+    table = sums.table
+    variance = sums.relative(table.squared_error, table.energy)
+    bits = sums.ratio(table.bits, table.n, strict=True)
+    numbers = {name: _summed(name, measure, sums) for name, measure in SUMMED.items()}
+    optimal = numbers["optimal_variance"]
+    return numbers | {
+        "relative_variance": variance,
+        "times_optimal": divide(variance, optimal, optimal > 0),
+        "bits": bits,
+        "ratio_float32": divide(np.full(len(bits), 32.0), bits, bits > 0),
+        "step_ratio_float32": sums.step_ratio(),
+        "cells": sums.used.sum(axis=1),
+    }
+
+
+def _configurations(
+    sums: Sums,
+    partial: NDArray[np.bool_],
+    order: NDArray[np.int64],
+    labels: tuple[Sequence[str], Sequence[str]],
+    numbers: Mapping[str, NDArray[Any]],
+    single: StepTable,
+) -> tuple[Configuration, ...]:
+    table = sums.table
+    numbers = {**numbers, "partial": partial}
+    front = pareto_front(numbers["bits"].tolist(), np.where(partial, np.nan, numbers["error"]).tolist())
+    error_source = sums.source(~table.error_drawn, table.error_drawn)
+    bits_source = sums.source(np.isfinite(table.bits) & ~table.bits_drawn, table.bits_drawn)
+    layers = _log(single.layer_variance)
+    return tuple(
         Configuration(
             spec=table.specs[c],
             method=table.methods[c],
-            family=families[c],
-            setting=settings[c],
+            family=labels[0][c],
+            setting=labels[1][c],
             nominal_bits=table.nominal_bits[c],
-            cells=int(cells[c]),
-            partial=bool(partial[c]),
+            layers_variance=math.exp(known_mean(layers[k])),
             error_source=error_source[c],
             bits_source=bits_source[c],
             fitted_on=table.fitted_on[c],
             pareto=bool(front[c]),
-            in_steps=bootstrap(in_steps[c], weights, KEY),
+            in_steps=bootstrap(single.log_ratio([(k, 1.0)]), sums.weights, KEY),
             **{name: values[c].item() for name, values in numbers.items()},
         )
-        for c in order
+        for k, c in enumerate(order.tolist())
     )
-    return np.array(order, dtype=np.int64), configurations
 
 
 def _summed(name: str, measure: Measure, sums: Sums) -> NDArray[np.float64]:
@@ -318,11 +558,11 @@ def _coder_leaders(
     errors: NDArray[np.float64],
     families: Sequence[Family],
     targets: Sequence[float],
-) -> dict[str, Leader]:
+) -> dict[Coder, Leader]:
     """Coder -> who leads when all use it, at the decisive target or, where it compares nothing, at one of its own."""
     k = decisive(families, targets)
-    found: dict[str, Leader] = {}
-    for coder in CODERS if k >= 0 else ():
+    found: dict[Coder, Leader] = {}
+    for coder in CODED if k >= 0 else ():
         bits = sums.ratio(table.under_coder(coder).bits, table.n, strict=True)[order]
         curves = curves_of(families, bits, errors)
         own = (_leader(curves, families, rate) for rate in choose_targets(curves))

@@ -19,7 +19,7 @@ from gtrace.errors import UsageError, suggest
 from gtrace.planning.curves import EXACT, Curves
 from gtrace.planning.make import Budget, choose
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
-from gtrace.report.analysis.sweep import analyze
+from gtrace.report.analysis.sweep import SweepAnalysis, analyze
 from gtrace.report.names import number
 from gtrace.types import WHOLE_MODEL
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.report.analysis.cells import Coder
-    from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.sweep import SweepResult
 
 

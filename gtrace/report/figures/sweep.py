@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from gtrace.report.analysis.details import Density, TensorFit, common_count, levels_on
-from gtrace.report.analysis.results import MOST_NAMED, SweepAnalysis
+from gtrace.report.analysis.details import MOST_NAMED, Density, TensorFit, common_count, levels_on
 from gtrace.report.figures.charts import Label, label_curves, list_curves
 from gtrace.report.figures.style import (
     FRONT,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.report.analysis.families import Configuration
+    from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.figures.style import Look
 
 VARIANCE = "relative variance  ||Q(g) − g||² / ||g||²"

@@ -10,7 +10,7 @@ import numpy as np
 from gtrace.report import figures
 from gtrace.report.analysis.details import TensorFit, common_count, levels_on
 from gtrace.report.analysis.families import method_of, short_spec
-from gtrace.report.analysis.runs import BASELINE, WINDOW, LoggedRun, running_mean, worst_shadows
+from gtrace.report.analysis.runs import BASELINE, WINDOW, LoggedRun, RunLogAnalysis, running_mean, worst_shadows
 from gtrace.report.analysis.savings import HOW, PAYLOADS, Savings
 from gtrace.report.names import count, natural_order, number
 from gtrace.report.section import Chart, Curve, FigureSpec, HeatMap, Panel
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from gtrace.planning import Plan
     from gtrace.planning.plan import TensorPlan
-    from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.run_logs import RunLogAnalysis
     from gtrace.report.analysis.safety import Safety
+    from gtrace.report.analysis.sweep import SweepAnalysis
 
 #: Name of the curve through the Pareto-optimal configurations.
 FRONT = "best measured"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.details import ExchangeError, LayerRotation, Rotation
     from gtrace.report.analysis.families import Configuration
-    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.sweep import SweepAnalysis
 
 
 def safety_sentences(analysis: SweepAnalysis) -> list[str]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report import figures
-from gtrace.report.analysis.details import MOST_TENSORS, TensorFit, common_count, levels_on
+from gtrace.report.analysis.details import MOST_NAMED, MOST_TENSORS, TensorFit, common_count, levels_on
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
-from gtrace.report.analysis.results import MOST_NAMED, SweepAnalysis, averaged_over
+from gtrace.report.analysis.safety import averaged_over
 from gtrace.report.names import count
 from gtrace.report.section import Block, FigureSpec, Numbers, Record, Section, Verdict, flat
 from gtrace.report.sections import charts, checks, sweep_tables
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.savings import Savings
+    from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.inputs import Report
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.report.analysis.cells import CODED
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS, AtBits
 from gtrace.report.analysis.evidence import SIGNIFICANT, PairedComparison, Phase
 from gtrace.report.analysis.families import MEASURES, BDRate, Configuration, Family
-from gtrace.report.analysis.results import CODED, SweepAnalysis, whose_gradient
-from gtrace.report.analysis.safety import Judgement, SafetyVerdict, samples
+from gtrace.report.analysis.safety import Judgement, SafetyVerdict, samples, whose_gradient
 from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
 from gtrace.report.section import FEW_ROWS, NOTHING, PARETO, Cell, Column, LayerTables, Table, column, value_cell, words
 from gtrace.report.sections.side_by_side import ratio_columns, span
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from gtrace.report.analysis.savings import Savings
+    from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.section import Mark, Shown, Shows
 

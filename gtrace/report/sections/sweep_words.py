@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gtrace.report.analysis.cells import CODED
 from gtrace.report.analysis.families import LEVEL, Family
-from gtrace.report.analysis.results import CODED, SweepAnalysis, averaged_over
+from gtrace.report.analysis.safety import averaged_over
 from gtrace.report.names import MISSING, count, listed, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gtrace.report.analysis.evidence import PairedComparison
+    from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.analysis.tensors import TensorGroup
 
 

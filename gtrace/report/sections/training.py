@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
-    from gtrace.report.analysis.runs import FinalLoss, LoggedRun, SeedGroup, ShadowCurve
+    from gtrace.report.analysis.runs import FinalLoss, LoggedRun, RunLogAnalysis, RunPool, SeedGroup, ShadowCurve
     from gtrace.report.section import FigureSpec, Record, Shows
 
 

@@ -38,28 +38,20 @@ if TYPE_CHECKING:
 
 #: module -> what comes from it
 _HOMES = {
-    "gtrace.report.analysis.runs": ("RunLogAnalysis", "analyze_runs"),
-    "gtrace.report.analysis.sweep": ("SweepAnalysis", "analyze"),
-    "gtrace.report.files": (
-        "default_page",
-        "to_csv",
-        "to_json",
-        "to_json_lines",
-        "to_parquet",
-        "write_html",
-        "write_report",
-    ),
-    "gtrace.report.html": ("to_html",),
-    "gtrace.report.inputs": ("Asked", "Report", "load_report", "make_report", "newest_results"),
-    "gtrace.report.sections": ("answer", "draw", "figure_names"),
-    "gtrace.report.text": ("print_report", "to_latex", "to_markdown"),
+    "analysis.runs": "RunLogAnalysis analyze_runs",
+    "analysis.sweep": "SweepAnalysis analyze",
+    "files": "default_page to_csv to_json to_json_lines to_parquet write_html write_report",
+    "html": "to_html",
+    "inputs": "Asked Report load_report make_report newest_results",
+    "sections": "answer draw figure_names",
+    "text": "print_report to_latex to_markdown",
 }
 
-__all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605
+__all__ = sorted(" ".join(_HOMES.values()).split())  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    home = next((module for module, names in _HOMES.items() if name in names), None)
+    home = next((module for module, names in _HOMES.items() if name in names.split()), None)
     if home is None:
         raise AttributeError(f"module 'gtrace.report' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module(f"gtrace.report.{home}"), name)

@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 
 #: Confidence of every interval.
 CONFIDENCE = 0.95
-
 #: Resamples of a bootstrap.
 RESAMPLES = 1000
-
 #: Fewer steps, or fewer blocks of steps that are worth one independent number each, describe and prove nothing.
 FEWEST_STEPS = 12
 FEWEST_BLOCKS = 4.0
-
 #: Correlation of neighboring steps that is assumed at most.
 _MOST_ALIKE = 0.97
 #: Standard errors of that correlation that are added to it.
@@ -41,10 +38,8 @@ _CAUTION = 1.25
 _SKEWED = 0.985
 #: An interval of a ratio whose ends are further than this factor from the estimate says nothing.
 _WIDEST = 1e6
-
 #: Fewer seeds describe what happened.
 FEWEST_SEEDS = 5
-
 #: Names of the thirds of training.
 THIRDS = ("early", "middle", "late")
 
@@ -159,7 +154,7 @@ def block_length(contributions: NDArray[np.float64]) -> int:
     if total <= 0:
         return least
     rho = float(centred[:-1] @ centred[1:]) / total
-    rho = min(rho + (1 + 3 * rho) / n, 0.97)
+    rho = min(rho + (1 + 3 * rho) / n, _MOST_ALIKE)
     if rho <= 0:
         return least
     alpha = 4 * rho**2 / (1 - rho**2) ** 2

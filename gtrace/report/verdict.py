@@ -116,27 +116,26 @@ def simplicity(method: str, setting: str) -> tuple[int, ...]:
 
 def candidates_of(analysis: SweepAnalysis, savings: Savings | None) -> list[Candidate]:
     """Every configuration of a sweep as the rule sees it, and float32 and bf16; arguments as of :func:`verdict_of`."""
-    judged = analysis.safety.judged
-    steps = {} if savings is None else {c.spec: savings.best(c.spec) for c in analysis.configurations}
-    if savings is not None:
-        # What was measured of them needs no codec all the same.
-        steps |= {row.spec: row for row in savings.plain}
+    # What was measured of float32 and bf16 needs no codec all the same.
+    plain = {} if savings is None else {row.spec: row for row in savings.plain}
+
+    def seconds(spec: str) -> float:
+        row = plain.get(spec) or (None if savings is None else savings.best(spec))
+        return math.nan if row is None else row.step.seconds
+
     found = []
     for c in analysis.configurations:
-        step, known = steps.get(c.spec), judged.get(c.spec)
-        seconds = math.nan if step is None else step.step.seconds
+        known = analysis.safety.judged.get(c.spec)
         error = c.error if math.isfinite(c.error) else c.relative_variance
         within = error <= ERROR_LIMIT
         if known is not None and (known.verdict == "safe" or known.prediction or known.ratio.known):
             within = known.verdict == "safe"
-        simple = simplicity(c.method, c.setting)
-        found.append(
-            Candidate(_in_words(c), c.spec, c.method, c.bits, error, within and not c.partial, seconds, simple)
-        )
-    for place, spec in enumerate(("none", "bf16")):
+        within, simple = within and not c.partial, simplicity(c.method, c.setting)
+        found.append(Candidate(_in_words(c), c.spec, c.method, c.bits, error, within, seconds(c.spec), simple))
+    for spec in ("none", "bf16"):
         if all(one.method != spec for one in found):
-            seconds = math.nan if savings is None else savings.plain[place].step.seconds
-            found.append(Candidate(spec, spec, spec, _PLAIN[spec], math.nan, True, seconds, simplicity(spec, "")))
+            simple = simplicity(spec, "")
+            found.append(Candidate(spec, spec, spec, _PLAIN[spec], math.nan, True, seconds(spec), simple))
     return found
 
 
@@ -192,8 +191,7 @@ def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
         sentence = f"don't compress: none of {count(len(tried), 'codec')} stays below {limit}"
         return Verdict(choice.answer, sentence, f"nothing{kept}", "nothing", confidence)
     if choice.answer == "do not compress":
-        measured = math.isfinite(chosen.error) and any(c.spec == chosen.codec for c in analysis.configurations)
-        return _uncompressed(choice, chosen, savings, measured, confidence)
+        return _uncompressed(choice, chosen, savings, confidence)
     sentence = chosen.name
     if choice.close:
         sentence += f" (too close to call: {listed([one.name for one in choice.close], 3)})"
@@ -213,9 +211,7 @@ def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
     return Verdict(choice.answer, sentence, saves, costs, confidence, *numbers)
 
 
-def _uncompressed(
-    choice: RuledChoice, chosen: Candidate, savings: Savings | None, measured: bool, confidence: str
-) -> Verdict:
+def _uncompressed(choice: RuledChoice, chosen: Candidate, savings: Savings | None, confidence: str) -> Verdict:
     """The answer that float32, bf16 or fp16 are enough."""
     name = "float32" if chosen.method == "none" else chosen.method
     best = choice.best
@@ -232,9 +228,10 @@ def _uncompressed(
     if plain is not None and savings is not None and chosen.bits < 32:
         saves += f"; {_saved(plain, savings.plain[0])}"
     unknown = "nothing" if chosen.method == "none" else "bf16's error is not measured here: add bf16 to --methods"
-    costs = f"loses {lost(chosen.error)} of gradient energy" if measured else unknown
-    spec, error = (chosen.codec, chosen.error) if measured else (None, None)
-    return Verdict("do not compress", sentence, saves, costs, confidence, spec, chosen.bits, error)
+    if not math.isfinite(chosen.error):
+        return Verdict("do not compress", sentence, saves, unknown, confidence, bits=chosen.bits)
+    costs = f"loses {lost(chosen.error)} of gradient energy"
+    return Verdict("do not compress", sentence, saves, costs, confidence, chosen.codec, chosen.bits, chosen.error)
 
 
 def _saved(row: Saving, reference: Saving) -> str:

@@ -322,11 +322,7 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def send_results(paths: Sequence[Path], to: str) -> dict[Path, int]:
-    """Send every step of traces, sweeps and run logs to a tracker.
-
-    Args:
-        paths: the results.
-        to: the tracker, e.g. ``tensorboard:runs``.
+    """Send every step of traces, sweeps and run logs to a tracker, e.g. ``tensorboard:runs``.
 
     Returns:
         path -> number of sets of numbers that were sent: one per step, and in sweeps and run logs per codec.

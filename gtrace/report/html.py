@@ -120,15 +120,10 @@ def document(
     *,
     own_figures: bool = False,
 ) -> str:
-    """A whole page around its header and its main part.
+    """A whole page around its header, the index and its main part.
 
-    Args:
-        title: of the page.
-        header: what is above its index.
-        main: everything else.
-        footer: below it.
-        index: identifiers and names of its sections, each with what it holds.
-        own_figures: no figure comes from matplotlib, whose drawings need styles of their own.
+    ``index`` has identifiers and names of its sections, each with what it holds. With ``own_figures`` no figure comes
+    from matplotlib, whose drawings need styles of their own.
     """
     script, css = source("page.js"), source("page.css")
     if not own_figures:

@@ -67,7 +67,6 @@ def print_report(report: Report, console: Console, *, full: bool = True, after: 
 
 
 def _print_answer(found: Sequence[Section], console: Console, after: Sequence[str]) -> None:
-    """The verdict and its table, then a sentence of every other section for which there is room."""
     page = _Page(console)
     main = next((section for section in found if section.verdict is not None), found[0])
     others = [section for section in found if section is not main]

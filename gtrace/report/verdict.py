@@ -212,7 +212,6 @@ def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
 
 
 def _uncompressed(choice: RuledChoice, chosen: Candidate, savings: Savings | None, confidence: str) -> Verdict:
-    """The answer that float32, bf16 or fp16 are enough."""
     name = "float32" if chosen.method == "none" else chosen.method
     best = choice.best
     if best is None or best.codec == chosen.codec:
@@ -235,7 +234,6 @@ def _uncompressed(choice: RuledChoice, chosen: Candidate, savings: Savings | Non
 
 
 def _saved(row: Saving, reference: Saving) -> str:
-    """How much of a step one exchange saves against another."""
     share = 1 - row.step.seconds / reference.step.seconds
     name = "float32" if reference.spec == "none" else reference.spec
     return f"{share:.0%} of a step against {name}" if share >= 0.005 else f"no time against {name}"
@@ -247,7 +245,6 @@ def lost(error: float) -> str:
 
 
 def _confidence(choice: RuledChoice, analysis: SweepAnalysis, savings: Savings | None) -> str:
-    """What the answer rests on, and what would make it surer."""
     said = [f"{count(len(analysis.steps), 'step')}, {count(len(analysis.tensors), 'tensor')}"]
     if choice.chosen is not None and choice.answer == "compress":
         said[0] += _over_training(choice.chosen, analysis)

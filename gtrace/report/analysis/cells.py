@@ -78,12 +78,9 @@ class Sums:
         self._weights = weights[table.step]
 
     def ratio(self, values: NDArray[np.float64], weights: NDArray[np.float64], *, strict: bool) -> NDArray[np.float64]:
-        """``sum values weights / sum weights`` per configuration.
+        """(C,) ``sum values weights / sum weights``, both (C, K); the weights of steps come on top.
 
-        Args:
-            values: (C, K).
-            weights: the same shape; the weights of steps come on top.
-            strict: a missing value in a cell in use makes the sum NaN; otherwise the cell is left out.
+        A missing value in a cell in use makes the sum NaN if ``strict``; otherwise the cell is left out.
         """
         known = np.isfinite(values) & np.isfinite(weights)
         mask = self.used & known

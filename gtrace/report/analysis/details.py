@@ -231,13 +231,9 @@ def compare_rotation(
 ) -> Rotation | None:
     """The codecs with and without a rotation on each tensor; None if no tensor has both at any of the targets.
 
-    Args:
-        table: errors of single steps and one worker.
-        families: of the sweep.
-        configurations: of the sweep.
-        layers: name, elements and share of energy of each tensor.
-        targets: measured bits; that at which most codecs can be compared is taken, the nearest to three bits of those.
-        coder: that turns symbols into bits.
+    At the target, in bits of ``coder``, at which most codecs can be compared, the nearest to three bits of those.
+    ``table`` holds the errors of single steps and one worker, ``layers`` the name, elements and share of energy of each
+    tensor.
     """
     fit = [f for f in families if f.members and all(configurations[i].averages_out for i in f.members)]
     plain = [f for f in fit if not rotates(f.method)]

@@ -100,18 +100,12 @@ class AtBits:
 
 
 def at_bits(bits: Sequence[float], variance: Sequence[float], target: float, widest: float = WIDEST) -> AtBits:
-    """Error at ``target`` measured bits, log-interpolated and never extrapolated.
+    """Error at ``target`` measured bits per coordinate, log-interpolated and never extrapolated.
 
-    Only the order of the measured bits counts, not that of the nominal ones: the two configurations that
-    bracket are those with the largest bits below the target and the smallest above it; of several with the
-    same bits the one with less error. Neighbours more than ``widest`` bits apart are refused. A configuration with
-    fewer bits and less error than that stands for the method instead.
-
-    Args:
-        bits: measured bits per coordinate of each configuration of one method; NaN where unknown.
-        variance: error of each, same length.
-        target: bits per coordinate.
-        widest: bits between two neighbours at most.
+    Only the order of the measured bits (NaN: unknown) counts, not that of the nominal ones: the two configurations that
+    bracket are those with the largest bits below the target and the smallest above it; of several with the same bits
+    the one with less error. Neighbours more than ``widest`` bits apart are refused. A configuration with fewer bits and
+    less error than that stands for the method instead.
     """
     points = _sorted_points(bits, variance)
     if not points:
@@ -174,9 +168,6 @@ def choose_targets(curves: Sequence[Rates]) -> tuple[float, ...]:
     Rates where three methods were measured come before those where two were, and round numbers before others. A rate
     where every method loses more than sending nothing, whose error is 1, is of no use to anybody. Each rate adds
     methods that the others do not have, or else has the most methods, or else is near three bits.
-
-    Args:
-        curves: (bits, error) of the configurations of each method.
     """
     own = sorted({float(f"{b:.{digits}g}") for bits, _ in curves for b in bits if b > 0 for digits in (2, 3)})
 

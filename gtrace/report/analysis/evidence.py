@@ -172,10 +172,8 @@ class StepTable:
     ) -> NDArray[np.float64]:
         """(S,) the log of a ratio of sums over steps, and what each step adds to it: their mean is the log itself.
 
-        Args:
-            parts: configurations and the powers of their relative variances in the ratio.
-            place: index of a tensor alone; None for all elements.
-            within: (S,) the steps that count.
+        ``parts`` are configurations and the powers of their relative variances in the ratio: of all elements or of the
+        tensor at ``place``, ``within`` (S,) some of the steps.
         """
         error, energy = self.whole_error, self.whole_energy
         if place is not None:

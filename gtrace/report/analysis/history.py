@@ -299,7 +299,6 @@ def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
 
 
 def _trainings(trace: Trace) -> list[str]:
-    """How the optimizers of the first rank update weights, as far as the trace says."""
     said = []
     for rank, kind, optimizer in {key.optimizer: key for key in reversed(trace.streams)}.values():
         facts = trace.optimizer_facts(optimizer)

@@ -365,7 +365,6 @@ def final_losses(runs: Sequence[LoggedRun], groups: Sequence[SeedGroup]) -> list
 
 
 def _went_wrong(run: LoggedRun, baseline: LoggedRun) -> str:
-    """That a run diverged, or ended above where the uncompressed one began."""
     if baseline.diverged:
         return "nothing to compare: the uncompressed run diverged"
     if run.diverged:

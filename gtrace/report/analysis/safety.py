@@ -111,14 +111,10 @@ def outlook_of(
     horizon: int | None = None,
     left: int | None = None,
 ) -> Outlook:
-    """What the cost of noise is predicted from, for the user's workers, batch and horizon.
+    """What the cost of noise is predicted from, for the user's workers and ``batch``, samples over all of them.
 
-    Args:
-        costs: of the sweep, if it has them.
-        workers: whose average is taken.
-        batch: samples of a step over all workers; NaN takes what the trace says of each.
-        horizon: number of steps; None takes those that are left, or as many as the run had until the last captured one.
-        left: number of steps of the training from the first captured one on; None if the trace does not say.
+    A NaN takes what the trace says of each worker. Without a ``horizon`` it is the steps that are ``left`` from the
+    first captured one on, or as many as the run had until the last one.
     """
     if costs is None:
         return Outlook()
@@ -307,7 +303,6 @@ def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], o
 
 
 def _judgement(outlook: Outlook, spec: str, ratio: Interval, square: Interval, *, bounded: bool) -> Judgement:
-    """The verdict on one configuration, from its noise ratio and its squared bias over the expected gradient's."""
     # Sums of unbiased estimates may be negative where the expected gradient is lost in its noise.
     bias = math.sqrt(square.estimate) if square.estimate >= 0 else math.inf
     most = math.sqrt(square.high) if square.known and square.high >= 0 else math.inf

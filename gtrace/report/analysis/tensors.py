@@ -58,15 +58,11 @@ class TensorGroup:
 def group_tensors(
     result: SweepResult, groups: Sequence[str], *, workers: int | None = None, coder: Coder = "huffman"
 ) -> list[TensorGroup]:
-    """Sum a sweep up group by group.
+    """Sum a sweep up group by group; ``workers`` and ``coder`` as of :func:`~gtrace.report.analysis.sweep.analyze`.
 
-    Args:
-        result: the sweep; rows of the whole model are in no group.
-        groups: ``NAME=GLOB`` or ``NAME=GLOB,GLOB`` each; or the one word ``layer`` (tensors whose names differ in the
-            last part alone: ``conv1.weight`` and ``conv1.bias``) or ``tensor``. The first group that matches a tensor
-            has it; what no group has goes to a last one, ``(others)``.
-        workers: as of :func:`~gtrace.report.analysis.sweep.analyze`.
-        coder: likewise.
+    A group is ``NAME=GLOB`` or ``NAME=GLOB,GLOB``; or ``groups`` is the one word ``layer`` (tensors whose names differ
+    in the last part alone: ``conv1.weight`` and ``conv1.bias``) or ``tensor``. The first group that matches a tensor
+    has it; what no group has goes to a last one, ``(others)``. Rows of the whole model are in no group.
 
     Raises:
         UsageError: no such form, a name given twice, a glob that matches no tensor, or no rows of single tensors.

@@ -15,34 +15,20 @@ if TYPE_CHECKING:
     from gtrace.report.figures import style as style
     from gtrace.report.figures import sweep as sweep
 
-#: Every figure there is: name -> what it shows. In a trace's report the kind of gradient stands before the name,
-#: and with several inputs of one sort the input's name does.
-FIGURES = {
-    "rate-distortion": "sweep: relative variance against measured bits, with the Pareto front",
-    "variance-over-steps": "sweep: relative variance over training",
-    "layers": "sweep: relative variance of every tensor with every configuration",
-    "bits-over-steps": "sweep: measured bits over training, and when levels and codes were fitted again",
-    "wasserstein": "sweep: Wasserstein-1 distance of the values against relative variance",
-    "levels": "sweep: levels of each method over the density of the gradient's magnitudes",
-    "levels-of-other-tensors": "sweep: the same for the largest tensors after the first",
-    "convergence": "sweep: objective of coordinate descent from every start",
-    "savings": "sweep or run log: error of each codec against the time of a step between ranks",
-    "distribution": "trace: histograms of one gradient and Q-Q plots against two laws",
-    "distances-over-steps": "trace: distance to each law over training",
-    "mu-and-sigma": "trace: mu and sigma of log2 |g| over training",
-    "format-errors": "trace: expected error of each float format",
-    "sparsity": "trace: sparsity achieved against sparsity required, and the cosine it costs",
-    "training-over-steps": "run log: loss and accuracy against steps",
-    "training-over-bits": "run log: loss and accuracy against the bytes one worker has sent",
-    "training-over-time": "run log: loss and accuracy against simulated time",
-    "training-bits": "run log: bits per value over training, and when levels and codes were fitted again",
-    "averaged-gradient": "run log: error of the averaged gradient over training",
-    "neural-gradients": "run log: error of the neural gradients over training",
-    "plan-frontier": "plan: error against bits of plans of every budget, and of every single codec",
-    "plan-bits": "plan: bits of every tensor",
-    "plan-budgets": "plan: bits of the largest tensors at other budgets",
-    "weight-gradients": "run log: cosine of the weight gradients under compressed neural gradients",
-}
+#: Every figure there is. In a trace's report the kind of gradient stands before the name, and with several inputs of
+#: one sort the input's name does.
+FIGURES = (
+    # of a sweep
+    *("rate-distortion", "variance-over-steps", "layers", "bits-over-steps", "wasserstein"),
+    *("levels", "levels-of-other-tensors", "convergence", "savings"),
+    # of a trace
+    *("distribution", "distances-over-steps", "mu-and-sigma", "format-errors", "sparsity"),
+    # of a run log, which has savings, too
+    *("training-over-steps", "training-over-bits", "training-over-time", "training-bits"),
+    *("averaged-gradient", "neural-gradients", "weight-gradients"),
+    # of a plan
+    *("plan-frontier", "plan-bits", "plan-budgets"),
+)
 
 _MODULES = ("charts", "laws", "style", "sweep")
 

@@ -159,13 +159,10 @@ class Look:
 
 
 def look(method: str, variant: int = 0) -> Look:
-    """The look of a method, always the same; further families of one method differ in marker and dashes.
+    """The look of a method, always the same; further families of one method (``variant``) differ in marker and dashes.
 
-    Args:
-        method: codec name, with ``@`` and the policy that chose its bits where one did; an unknown one gets a look of
-            its own from its name. One with a prefix, as ``ef:topk``, looks like the codec inside with its markers
-            filled in part.
-        variant: 0 for the first family of the method in a figure, 1 for the second, ...
+    After ``@`` stands the policy that chose its bits. An unknown method gets a look of its own from its name. One with
+    a prefix, e.g. ``ef:topk``, looks like the codec inside with its markers filled in part.
     """
     around, _, name = method.rpartition(":")
     name, _, policy = name.partition("@")
@@ -290,12 +287,9 @@ _FONTS = "'DejaVu Sans', Verdana, sans-serif"
 
 
 def render(figure: Figure, kind: FigureKind, *, text_as_paths: bool = True) -> bytes:
-    """The file's bytes, the same on every call.
+    """The file's bytes, the same on every call; a PNG has 200 dots per inch.
 
-    Args:
-        figure: drawn at 200 dots per inch as PNG.
-        kind: format.
-        text_as_paths: in an SVG, letters are outlines and look the same everywhere; otherwise they stay text.
+    In an SVG, letters are outlines and look the same everywhere, or stay text without ``text_as_paths``.
     """
     buffer = io.BytesIO()
     with styled():

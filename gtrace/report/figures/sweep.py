@@ -119,13 +119,9 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
 
 
 def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Between which values the middle 80 % of the steps lie.
+    """Lower and upper ends (configurations,) of the middle 80 % of the steps of ``values`` (configurations, steps).
 
-    Args:
-        values: (configurations, steps), NaN where not measured.
-
-    Returns:
-        (configurations,) lower and (configurations,) upper ends, NaN for a configuration of fewer than three steps.
+    NaN for a configuration that was measured at fewer than three steps.
     """
     low, high = np.full(len(values), np.nan), np.full(len(values), np.nan)
     for k, row in enumerate(values):
@@ -229,16 +225,10 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
 
 
 def row_names(tensors: Sequence[str]) -> list[tuple[float, str]]:
-    """Where names of rows stand and what they say, at most :data:`MOST_NAMED` or so.
+    """Centre of what is named, in rows, and the name, at most :data:`MOST_NAMED` or so, in the order of rows.
 
     Many tensors are named by the block that they stand in a row of (``layers.3`` for all between
     ``layers.3.norm.bias`` and ``layers.3.fc.weight``); where blocks are no fewer, every few tensors have a name.
-
-    Args:
-        tensors: names in the order of rows.
-
-    Returns:
-        Centre of what is named, in rows, and the name, in the order of rows.
     """
     shown = [literal(name) for name in tensors]
     if len(shown) <= MOST_NAMED:
@@ -319,7 +309,6 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> F
 def _draw_panel(
     top: Axes, bottom: Axes, tensor: str, density: Density, rows: list[tuple[str, Look, NDArray[np.float64]]], most: int
 ) -> None:
-    """One law of one tensor with the levels that were fitted, or set, on it: the name, look and levels of each row."""
     smallest = min(float(levels[levels > 0].min()) for *_, levels in rows)
     low = min(smallest / 2, max(density.quantile(_LEFT_OUT), smallest / 2**_BELOW_LEVELS))
     low = 2.0 ** math.floor(math.log2(low))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gtrace.errors import UsageError, suggest
 from gtrace.report.figures import FIGURES
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, make_report
-from gtrace.report.sections import plans, savings, side_by_side, sweep, traces, training
+from gtrace.report.sections import plans, savings, sweep, traces, training
 from gtrace.sweep.store import SweepResult
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Name -> the sections of that name in a report, with this many lines of tables of layers (None: all). In their order.
 SECTIONS: dict[str, Callable[[Report, int | None], Iterator[Section]]] = {
     "sweeps": sweep.sections,
-    "side_by_side": lambda report, _: map(side_by_side.side_by_side_section, report.side_by_side),
+    "side_by_side": lambda report, _: map(sweep.side_by_side_section, report.side_by_side),
     "runs": lambda report, _: map(training.runs_section, report.runs),
     "pooled_runs": lambda report, _: map(training.pooled_section, report.pools),
     "savings": lambda report, most: (savings.savings_section(found, most) for found in report.savings),

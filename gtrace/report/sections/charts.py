@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -61,17 +62,23 @@ def _curve(
 
 def rate_distortion(analysis: SweepAnalysis) -> Chart:
     """Error against measured bits, a curve for each family, and the Pareto front."""
-    curves: list[Curve] = []
-    for family in analysis.families:
-        points = sorted((analysis.configurations[k] for k in family.members), key=lambda c: c.bits)
-        points = [c for c in points if c.bits > 0]
-        x, y = [c.bits for c in points], [c.error for c in points]
-        curves += _curve(family.label, x, y, [c.spec for c in points], method=family.method)
+    curves = _of_families(analysis, "bits", "error")
     front = sorted((c for c in analysis.configurations if c.pareto and c.bits > 0), key=lambda c: c.bits)
     curves += _curve(FRONT, [c.bits for c in front], [c.error for c in front], [c.spec for c in front])
     lines = _noise(analysis.safety)
     panel = Panel(tuple(curves), "", _BITS, _LOST, log_x=True, log_y=True, lines=lines, percent=True, most=1.0)
     return Chart((panel,), "Share of gradient energy lost, at measured bits per value. The gray line is the best here.")
+
+
+def _of_families(analysis: SweepAnalysis, x: str, y: str) -> list[Curve]:
+    """A curve for each family: two fields of its configurations, the first positive and rising."""
+    curves: list[Curve] = []
+    for family in analysis.families:
+        points = sorted((analysis.configurations[k] for k in family.members), key=attrgetter(x))
+        points = [c for c in points if getattr(c, x) > 0]
+        xs, ys = [getattr(c, x) for c in points], [getattr(c, y) for c in points]
+        curves += _curve(family.label, xs, ys, [c.spec for c in points], method=family.method)
+    return curves
 
 
 def _noise(safety: Safety) -> tuple[tuple[str, float], ...]:
@@ -126,12 +133,7 @@ def layers(analysis: SweepAnalysis) -> HeatMap:
 
 def wasserstein(analysis: SweepAnalysis) -> Chart:
     """Wasserstein-1 distance of the values against relative variance."""
-    curves: list[Curve] = []
-    for family in analysis.families:
-        points = [analysis.configurations[k] for k in family.members]
-        points = sorted((c for c in points if c.relative_variance > 0), key=lambda c: c.relative_variance)
-        x, y = [c.relative_variance for c in points], [c.w1_normalized for c in points]
-        curves += _curve(family.label, x, y, [c.spec for c in points], method=family.method)
+    curves = _of_families(analysis, "relative_variance", "w1_normalized")
     y_label = "Wasserstein-1 distance / mean |g|"
     marks, x_label = _noise(analysis.safety), "relative variance"
     panel = Panel(tuple(curves), x_label=x_label, y_label=y_label, log_x=True, log_y=True, marks=marks)

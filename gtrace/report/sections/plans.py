@@ -82,7 +82,6 @@ def samples(plan: Plan, ratio: float | None = None) -> str:
 
 
 def _worth(plan: Plan) -> str:
-    """What a codec for each tensor gains over the best single one."""
     best, gain = plan.uniform, plan.gain
     if best is None:
         return "No single codec fits all tensors into this budget; this plan does."
@@ -105,7 +104,6 @@ def _worth(plan: Plan) -> str:
 
 
 def _deciding(plan: Plan) -> Iterator[str]:
-    """Which tensors hold most of the error."""
     total = sum(row.error for row in plan.tensors)
     if total <= 0 or len(plan.tensors) < 2:
         return
@@ -119,7 +117,6 @@ def _deciding(plan: Plan) -> Iterator[str]:
 
 
 def _rotated(plan: Plan) -> Iterator[str]:
-    """How many tensors have a codec that rotates, if any has."""
     rows = [row for row in plan.tensors if rotates(method_of(row.codec))]
     if rows:
         held = sum(row.elements for row in rows) / max(1, sum(row.elements for row in plan.tensors))

@@ -17,7 +17,7 @@ from gtrace.report.analysis.safety import averaged_over
 from gtrace.report.names import count
 from gtrace.report.section import Block, FigureSpec, Numbers, Record, Section, Verdict, flat
 from gtrace.report.sections import charts, checks, sweep_tables
-from gtrace.report.sections.sweep_words import compared_in_words, groups_in_words, sweep_verdict
+from gtrace.report.sections.sweep_words import compared_in_words, groups_in_words, side_by_side_verdict, sweep_verdict
 from gtrace.report.verdict import verdict_of
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.savings import Savings
+    from gtrace.report.analysis.side_by_side import SideBySide
     from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.inputs import Report
@@ -91,7 +92,6 @@ def _answers(
     groups: tuple[TensorGroup, ...],
     savings: Savings | None,
 ) -> Iterator[Block]:
-    """Which method is best, how sure that is, and whether it is safe."""
     if pairs:
         title = "Error of the first configuration over that of the second, paired over steps"
         note = f"Each at its own bits. p is Holm's, corrected for the {count(len(pairs), 'pair')} named."
@@ -355,3 +355,26 @@ def _phase_json(phase: Phase, analysis: SweepAnalysis) -> dict[str, Any]:
         "relative_variance": dict(zip(specs, phase.relative_variance, strict=True)),
         "equal_bits": at,
     }
+
+
+def side_by_side_section(pair: SideBySide) -> Section:
+    """A further sweep against the first."""
+    return Section(
+        kind="Sweep",
+        name=f"{pair.second} against {pair.first}",
+        sentences=tuple(side_by_side_verdict(pair)),
+        blocks=(sweep_tables.side_by_side_table(pair),),
+        place="choose",
+        together=True,
+        numbers=partial(_pair_numbers, pair),
+    )
+
+
+def _pair_numbers(pair: SideBySide) -> Numbers:
+    shared = [flat(found) for found in pair.shared]
+    fields = {field.name: getattr(pair, field.name) for field in dataclasses.fields(pair)}
+    common = {"first_results": pair.first, "same_trace": pair.same_trace}
+    return Numbers(
+        {"side_by_side": {**fields, "verdict": list(side_by_side_verdict(pair)), "shared": shared}},
+        tuple({"record": "side_by_side", "results": pair.second, **common, **row} for row in shared),
+    )

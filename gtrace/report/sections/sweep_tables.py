@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from gtrace.report.analysis.families import MEASURES, BDRate, Configuration, Fam
 from gtrace.report.analysis.safety import Judgement, SafetyVerdict, samples, whose_gradient
 from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
 from gtrace.report.section import FEW_ROWS, NOTHING, PARETO, Cell, Column, LayerTables, Table, column, value_cell, words
-from gtrace.report.sections.side_by_side import ratio_columns, span
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share, off_target, signed_percent
 from gtrace.report.statistics import THIRDS
 from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose, lost, short_list
@@ -25,9 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from gtrace.report.analysis.savings import Savings
+    from gtrace.report.analysis.side_by_side import ConfigurationRatio, SideBySide
     from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.section import Mark, Shown, Shows
+    from gtrace.report.statistics import Interval
 
 
 #: how a verdict on safety is set off
@@ -126,7 +127,6 @@ def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
 
 
 def _ranked(analysis: SweepAnalysis, k: int, rate: str) -> Table:
-    """The methods on one layer at equal bits of this layer, least error first."""
     known = sorted((float(at[k]), label) for label, at in analysis.layer_at.items() if math.isfinite(at[k]))
     meaning = f"at {rate} per value of this tensor, summed over steps"
     columns: list[Shows[tuple[float, str]]] = [
@@ -160,6 +160,31 @@ def comparison_table(analysis: SweepAnalysis) -> Table:
         f"marked where it is below {SIGNIFICANT:g}."
     )
     return dataclasses.replace(pairs_table(title, here, (note,) if here else ()), place="details")
+
+
+def ratio_columns(ratio: str, interval: str, compared: str) -> list[Shows[Any]]:
+    """A ratio of errors, its interval and its p-value; what the first two mean, and what Holm's correction counts."""
+    meaning = f"that there is no difference, corrected for the number of {compared} (Holm)"
+
+    def ends(found: PairedComparison | ConfigurationRatio) -> Cell:
+        known = found.by_elements
+        return Cell(span(known)) if known.known else dataclasses.replace(NOTHING, hint=known.why)
+
+    def p(found: PairedComparison | ConfigurationRatio) -> Cell:
+        text = "<0.001" if found.p_holm < 0.001 else f"{found.p_holm:.3f}"
+        return NOTHING if math.isnan(found.p_holm) else Cell(text, mark="best" if found.differs else "")
+
+    return [
+        column("ratio", lambda found: Cell(number(found.ratio), mark="best" if found.differs else ""), ratio),
+        column("95% interval", ends, interval),
+        column("p", p, meaning, 1),
+    ]
+
+
+def span(interval: Interval) -> str:
+    """Both ends of an interval of logarithms as ratios, or why there is none."""
+    _, low, high = interval.exp()
+    return f"{number(low)} to {number(high)}" if interval.known else interval.why
 
 
 def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tuple[str, ...] = ()) -> Table:
@@ -274,7 +299,6 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
 
 
 def _at_cell(analysis: SweepAnalysis, at: AtBits, single: float, *, winner: bool) -> Cell:
-    """A method at a number of bits: its error, and what it is made of."""
     if math.isnan(at.variance):
         hint = OUTCOMES[at.outcome]
         if at.outcome == "wide":
@@ -468,3 +492,24 @@ def group_table(groups: Sequence[TensorGroup]) -> Table:
     )
     said = dict.fromkeys(note for group in groups for note in group.analysis.notes)
     return Table("Error by group of tensors", tuple(columns), tuple(map(tuple, rows)), (*notes, *said), place="layers")
+
+
+def side_by_side_table(pair: SideBySide) -> Table:
+    """One line per configuration that two sweeps share."""
+    reasons = dict.fromkeys(c.by_elements.why for c in pair.shared if c.by_elements.why)
+    notes = [f"Ratio: relative variance of {pair.second} over that of {pair.first}, of {pair.whose}."]
+    if reasons:
+        notes.append(f"No interval: {'; '.join(reasons)}.")
+    over, bits = "over what both have", "measured, over the whole sweep"
+    ratio, steps = f"{pair.second} / {pair.first}", "of the ratio, over the steps that both have"
+    columns: list[Shows[ConfigurationRatio]] = [
+        words("configuration", lambda c: c.spec),
+        column(pair.first, lambda c: number(c.first), f"relative variance in {pair.first}, {over}"),
+        column(pair.second, lambda c: number(c.second), f"relative variance in {pair.second}, {over}"),
+        *ratio_columns(ratio, steps, "configurations"),
+        column(f"bits {pair.first}", lambda c: number(c.first_bits), bits, 2),
+        column(f"bits {pair.second}", lambda c: number(c.second_bits), bits, 2),
+        column("cells", lambda c: f"{c.cells:,}", "tensors at steps that both have", 3),
+    ]
+    empty = "No codec is in both sweeps."
+    return Table.of("The same configurations in both", pair.shared, columns, notes=tuple(notes), empty=empty)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gtrace.report.analysis.evidence import PairedComparison
+    from gtrace.report.analysis.side_by_side import SideBySide
     from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.analysis.tensors import TensorGroup
 
@@ -208,3 +209,33 @@ def groups_in_words(groups: Sequence[TensorGroup]) -> list[str]:
     firsts = [(group.name, sweep_verdict(group.analysis)[0]) for group in groups[:_NAMED]]
     said = [f"In {name}, {sentence[:1].lower()}{sentence[1:]}" for name, sentence in firsts]
     return [*said, f"{len(groups) - _NAMED} more groups are in the table."] if len(groups) > _NAMED else said
+
+
+def side_by_side_verdict(pair: SideBySide) -> Iterator[str]:
+    """How much more or less error the same codecs make in a second sweep, and what only one of them has."""
+    known = sorted(c.ratio for c in pair.shared if math.isfinite(c.ratio))
+    if not pair.shared:
+        yield "No codec is in both sweeps."
+    elif not known:
+        yield f"{count(len(pair.shared), 'configuration')} in both, none with errors to compare."
+    else:
+        middle = math.sqrt(known[(len(known) - 1) // 2] * known[len(known) // 2])
+        yield (
+            f"{count(len(pair.shared), 'configuration')} in both: {pair.second} has {number(middle)} times the error "
+            f"of {pair.first} in the median, {number(known[0])} to {number(known[-1])} times."
+        )
+        if pair.paired:
+            sure = sum(c.differs for c in pair.shared)
+            none = sum(not c.by_elements.known for c in pair.shared)
+            unsure = f"; {none} have too few steps to compare" if none else ""
+            yield (
+                f"Paired on {count(pair.tensors, 'tensor')} and {count(pair.steps, 'step')} that both have: "
+                f"{sure} differ beyond the noise of steps{unsure}."
+            )
+        else:
+            yield "No tensor at any step is in both, so these are ratios of sums over different gradients."
+    if pair.same_trace is False:
+        yield "The sweeps are of different traces: the ratios hold the difference of the runs as well."
+    for name, specs in ((pair.first, pair.only_first), (pair.second, pair.only_second)):
+        if specs:
+            yield f"Only in {name}: {listed(specs)}."

@@ -283,7 +283,6 @@ def noise_sentences(analysis: RunLogAnalysis) -> Iterator[str]:
 
 
 def _between_ranks(costs: RankCosts) -> list[str]:
-    """What the second shot takes, and a bf16 all-reduce of the same gradients beside the codec."""
     up = f"{number(costs.up_bits)} bits per value from each rank"
     second = f" and {number(costs.down_bits)} for the average sent on" if math.isfinite(costs.down_bits) else ""
     if not costs.compared:

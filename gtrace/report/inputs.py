@@ -152,7 +152,8 @@ def make_report(
     names += [*(t.name for t in read_traces), *(p.name for p in read_plans)]
     savings: list[Savings | None] = []
     if asked.cluster is not None:
-        timed = [(sweep, with_times(sweep, asked.cluster)[0]) for sweep in read_sweeps]
+        # With the times that the capture of a sweep's trace measured.
+        timed = [(sweep, StepTimes.of(sweep.trace_attrs).applied(asked.cluster)[0]) for sweep in read_sweeps]
         savings += [savings_of_sweep(sweep, cluster) for sweep, cluster in timed if cluster.step_time]
         if asked.cluster.step_time is not None:
             savings += [savings_of_runs(log, asked.cluster) for log in read_runs]
@@ -186,11 +187,6 @@ def _title(names: Sequence[str], sweeps: Sequence[SweepAnalysis]) -> str:
         if elements >= factor:
             size = f"{number(elements / factor, 2 if elements < 100 * factor else 3)} {unit}"
     return f"{model}, {size} parameters{script}"
-
-
-def with_times(sweep: SweepAnalysis, cluster: Cluster) -> tuple[Cluster, str]:
-    """A cluster with the times that the capture of a sweep's trace measured; see :meth:`StepTimes.applied`."""
-    return StepTimes.of(sweep.trace_attrs).applied(cluster)
 
 
 def load_report(paths: Sequence[Path], title: str | None = None, *, asked: Asked = Asked()) -> Report:

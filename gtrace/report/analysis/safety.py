@@ -221,15 +221,13 @@ class Safety:
 
 def trace_attrs(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What a sweep's trace says of its run; empty if the results do not hold it."""
-    return _mapping(provenance.get("trace_attrs"))
+    found = provenance.get("trace_attrs")
+    return found if isinstance(found, dict) else {}
 
 
 def captured(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What its capture said in the end; empty if nothing did."""
-    return _mapping(trace_attrs(provenance).get("capture"))
-
-
-def _mapping(found: object) -> dict[str, Any]:
+    found = trace_attrs(provenance).get("capture")
     return found if isinstance(found, dict) else {}
 
 

@@ -236,15 +236,13 @@ def _savings(
             bandwidth=bandwidth,
         )
 
-    def uncompressed(spec: str, bits: int) -> Saving:
-        return row(SentCodec(spec, spec, spec, bits), bits, "allreduce")
-
+    float32, bfloat16 = (row(SentCodec(n, n, n, bits), bits, "allreduce") for n, bits in (("none", 32), ("bf16", 16)))
     return Savings(
         name=name,
         cluster=cluster,
         elements=sum(sizes),
         buckets=int(costs.assign_buckets(sizes, cluster.bucket_mb).max(initial=-1)) + 1,
-        plain=(uncompressed("none", 32), uncompressed("bf16", 16)),
+        plain=(float32, bfloat16),
         rows=tuple(row(codec, bits, exchange) for codec, bits in codecs for exchange in PAYLOADS),
         notes=tuple(notes),
     )

@@ -19,7 +19,7 @@ from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST
 from gtrace.report.analysis.savings import EXCHANGES, Saving, Savings
 from gtrace.report.names import MISSING, count, listed, number, percent
 from gtrace.report.section import NOTHING, Cell, Record, Shows, Table, column, flat, value_cell, words
-from gtrace.report.sections.sweep_tables import MARKS, batch_cell, method_columns, most_energy, verdict_cell
+from gtrace.report.sections.sweep_tables import MARKS, batch_cell, method_columns, most_energy
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share
 
 if TYPE_CHECKING:
@@ -93,18 +93,23 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
     judged = analysis.safety.judged.values()
     found = list(zip(analysis.configurations, judged, least_over_noise(analysis), strict=True))
     found.sort(key=lambda one: (list(MARKS).index(one[1].verdict), math.isnan(one[0].bits), one[0].bits))
-    trains = "prediction: uncompressed batch that trains as well"
+    by, trains = "by what its noise and its bias cost", "prediction: uncompressed batch that trains as well"
     added = "variance of Q(g) over gradient noise, the same for any number of workers"
     least = "least ||g|| / ||Q(g) - g|| of the steps: the sqrt(3) rule wants 1.73"
     columns: list[Shows[tuple[Configuration, Judgement, float]]] = [
         words("configuration", lambda one: one[0].spec, "codec and its parameters"),
-        words("verdict", lambda one: verdict_cell(one[1]), "by what its noise and its bias cost"),
+        words("verdict", lambda one: Cell(one[1].verdict, mark=MARKS[one[1].verdict]), by),
         column("bits measured", lambda one: one[0].bits, "per coordinate: payload with norms, and shared bytes"),
         column(like, lambda one: batch_cell(one[1], interval=True), trains),
         column("lost progress", lambda one: _lost_cell(one[1]), "part of each step's progress that the bias takes", 1),
         column("noise ratio", lambda one: _ratio_cell(one[1]), added, 2),
         column("bias", lambda one: _bias_cell(one[1]), "norm of the bias over that of the expected gradient", 3),
-        column("norm / noise", lambda one: _over_noise_cell(one[2]), least, 5),
+        column(
+            "norm / noise",
+            lambda one: Cell(number(one[2]), mark="quiet") if one[2] < LEAST_OVER_NOISE else one[2],
+            least,
+            5,
+        ),
         words("because", lambda one: one[1].reason, "the reason for the verdict", 4, prose=True),
     ]
     if savings is not None:
@@ -141,10 +146,6 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
 
 def _lost_cell(found: Judgement) -> Cell:
     return NOTHING if found.prediction is None else Cell(percent(max(found.prediction.lost, 0.0)))
-
-
-def _over_noise_cell(least: float) -> Cell:
-    return NOTHING if math.isnan(least) else Cell(number(least), mark="quiet" if least < LEAST_OVER_NOISE else "")
 
 
 def _ratio_cell(found: Judgement) -> Cell:

@@ -14,7 +14,7 @@ from gtrace.report.analysis.details import rotates
 from gtrace.report.analysis.families import method_of
 from gtrace.report.analysis.safety import samples as whole_samples
 from gtrace.report.names import count, listed, number
-from gtrace.report.section import FEW_ROWS, NOTHING, Cell, Numbers, Section, Table, column, value_cell, words
+from gtrace.report.section import FEW_ROWS, NOTHING, Cell, Column, Numbers, Section, Table, column, value_cell, words
 from gtrace.report.sections import charts
 from gtrace.report.verdict import lost
 
@@ -159,16 +159,13 @@ def brief_table(plan: Plan) -> Table:
     def moved(rows: Sequence[TensorPlan]) -> float:
         return sum(row.bits * row.elements for row in rows)
 
-    def lost_in(rows: Sequence[TensorPlan]) -> float:
-        return sum(row.error for row in rows)
-
-    bits, error = moved(plan.tensors) or math.nan, lost_in(plan.tensors) or math.nan
+    bits, error = moved(plan.tensors) or math.nan, sum(row.error for row in plan.tensors) or math.nan
     columns: list[Shows[Sequence[TensorPlan]]] = [
         words("tensor", name),
         words("codec", codec),
         column("bits", lambda rows: number(moved(rows) / sum(row.elements for row in rows))),
         column("of the bits", lambda rows: value_cell(moved(rows) / bits, ".1%"), rank=2),
-        column(f"of the {what(plan)}", lambda rows: value_cell(lost_in(rows) / error, ".1%"), rank=1),
+        column(f"of the {what(plan)}", lambda rows: value_cell(sum(row.error for row in rows) / error, ".1%"), rank=1),
     ]
     return Table.of(f"Tensors with the most {what(plan)}", shown, columns)
 
@@ -220,19 +217,16 @@ def budget_table(plan: Plan, most: int | None = None) -> Table | None:
         return None
     places = np.unique(np.linspace(0, len(plan.frontier) - 1, _BUDGETS).round().astype(int)).tolist()
     at = [plan.frontier[p] for p in places]
-
-    def bits(place: int, row: TensorPlan) -> str:
-        return number(row.at_frontier[place], 2)
-
-    columns: list[Shows[TensorPlan]] = [words("tensor", lambda row: row.tensor)]
-    for place, p in zip(places, at, strict=True):
-        columns.append(
-            column(f"{number(p.bits, 2)} bits", partial(bits, place), f"relative {what(plan)} {number(p.error)}")
-        )
-    rows = [row for row in _most(plan, most, lambda row: row.elements) if row.at_frontier]
+    columns = [Column("tensor", numeric=False)]
+    columns += [Column(f"{number(p.bits, 2)} bits", f"relative {what(plan)} {number(p.error)}") for p in at]
+    rows = tuple(
+        (Cell(row.tensor), *(Cell(number(row.at_frontier[p], 2)) for p in places))
+        for row in _most(plan, most, lambda row: row.elements)
+        if row.at_frontier
+    )
     errors = ", ".join(f"{number(p.error, 2)} at {number(p.bits, 2)}" for p in at)
     notes = (f"{what(plan).capitalize()} by bits: {errors}.",)
-    return Table.of("Bits of every tensor at other budgets", rows, columns, notes=notes, folded=True)
+    return Table("Bits of every tensor at other budgets", tuple(columns), rows, notes, folded=True)
 
 
 def plan_section(plan: Plan, most_layers: int | None) -> Section:

@@ -59,7 +59,7 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
         if not math.isfinite(one.error):
             return Cell("exact" if one.method == "none" else "not measured", mark="quiet")
         if known is not None and safety.known:
-            return dataclasses.replace(verdict_cell(known), hint=known.reason)
+            return Cell(known.verdict, mark=MARKS[known.verdict], hint=known.reason)
         limit = f"{ERROR_LIMIT:.0%}"
         return Cell(f"below {limit}", mark="best") if one.within else Cell(f"above {limit}")
 
@@ -85,11 +85,6 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
     left = len({one.method for one in found if math.isfinite(one.error)} - {one.method for one in shown})
     notes = (f"{count(left, 'more method')}; --full shows all.",) if left else ()
     return Table.of("The best configuration of each method", shown, columns, notes=notes, place="choose")
-
-
-def verdict_cell(found: Judgement) -> Cell:
-    """Whether a configuration is safe."""
-    return Cell(found.verdict, mark=MARKS[found.verdict])
 
 
 def batch_cell(found: Judgement | None, *, interval: bool = False) -> Cell:
@@ -202,16 +197,14 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
     def third(name: str, compared: PairedComparison) -> str:
         return number(compared.thirds.get(name, math.nan))
 
-    def by_layers(compared: PairedComparison) -> Cell:
-        return Cell(number(math.exp(compared.by_layers.estimate)), hint=span(compared.by_layers))
-
+    layers = "mean ratio of the layers, all counted the same"
     what = "of errors summed over all elements and steps"
     columns: list[Shows[PairedComparison]] = [
         words("first / second", lambda c: f"{c.first} / {c.second}", "error of the first over that of the second"),
         *ratio_columns(what, "from blocks of consecutive steps drawn again", "comparisons"),
         column("steps better", lambda c: percent(c.better), "part of training in which the first has less error", 3),
         *(column(name, partial(third, name), f"ratio in the {name} third of training", 4) for name in THIRDS),
-        column("by layers", by_layers, "mean ratio of the layers, all counted the same", 2),
+        column("by layers", lambda c: Cell(number(math.exp(c.by_layers.estimate)), hint=span(c.by_layers)), layers, 2),
     ]
     said = (*about, *notes, *why) if comparisons else ()
     return Table.of(title, comparisons, columns, notes=said, empty="Nothing to compare.")
@@ -233,13 +226,11 @@ def phase_table(analysis: SweepAnalysis) -> Table:
         "error.",
     )
 
-    def line(family: Family) -> str:
-        return sparkline(analysis.per_step[analysis.nearest(family, bits)].tolist())
-
+    each = "each line on a scale of its own"
     columns: list[Shows[Family]] = [
         words("method", lambda family: family.label),
         *(column(f"{p.name} {p.first:,}–{p.last:,}", over(p), f"{p.steps} captured steps") for p in analysis.phases),
-        words("over steps", line, "each line on a scale of its own", 1),
+        words("over steps", lambda f: sparkline(analysis.per_step[analysis.nearest(f, bits)].tolist()), each, 1),
     ]
     title = f"Error over training at {bits:g} measured bits per value"
     return Table.of(title, analysis.ranking(k), columns, place="training", notes=notes)

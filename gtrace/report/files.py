@@ -363,7 +363,7 @@ def _of_sweep(cells: CellTable) -> Iterator[tuple[dict[str, float], int]]:
             sums = {
                 "error": (error, cells.energy[codec, used]),
                 "bits_per_value": (bits * cells.n[codec, used], cells.n[codec, used]),
-                "noise_ratio": (cells.noise_ratio[codec, used] * noise, noise),
+                "noise_ratio": (cells.columns["noise_ratio"][codec, used] * noise, noise),
             }
             yield (
                 {f"gtrace/sweep/{spec}/{name}": float(relative(*map(np.sum, pair))) for name, pair in sums.items()},

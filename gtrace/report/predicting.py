@@ -77,8 +77,7 @@ class Predictions:
         name: of its run log.
         task: what was trained.
         codecs: specs, without the uncompressed run's.
-        excess: float64[codecs], final test loss above that of the uncompressed run of the same seed, mean over the
-            seeds; infinite if one diverged.
+        excess: float64[codecs], final test loss above the uncompressed run's, mean of seeds; infinite if one diverged.
         seeds: how many there are.
         found: one for each measure.
     """

@@ -161,8 +161,7 @@ class Panel:
         y_label: of the vertical one.
         log_x: logarithmic.
         log_y: logarithmic.
-        bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point; points if
-            logarithmic.
+        bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point if logarithmic.
         lines: horizontal lines, name to value, such as what full precision reaches.
         marks: vertical lines, name to position, such as where the learning rate falls.
         percent: values are parts of a whole.

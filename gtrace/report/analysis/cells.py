@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+#: Columns of a sweep of which the closed form is preferred, and those of which it is the mean over draws.
+EXPECTED = ("relative_bias", "window", "window_error", "window_energy", "noise_ratio")
+DRAWN = ("bits_shared", "mean_abs")
 _SOURCES: tuple[Source, ...] = ("none", "expected", "measured", "mixed")
 
 
@@ -171,16 +174,10 @@ class CellTable:
         energy: squared norm of the gradient.
         squared_error: expected if there is a closed form, else the mean over draws.
         error_drawn: the error is that of draws.
-        relative_bias: norm of the bias over that of the gradient, NaN if it is not known.
-        window: steps of the window of consecutive steps that ends here, NaN where none does.
-        window_error: squared norm of the sum of the errors over the window, expected or the mean over draws.
-        window_energy: squared norm of the sum of the gradients over the window.
         bits: payload and shared bits per coordinate, mean over draws if there are any, else expected.
         bits_drawn: the bits were measured on encoded bytes.
-        bits_shared: per coordinate, the part of them that is sent apart from payloads.
-        columns: columns that :data:`~gtrace.report.analysis.families.SUMMED` declares.
-        mean_abs: mean |g|.
-        noise_ratio: variance of Q(g) over gradient noise, NaN where not known.
+        columns: further columns of the sweep by their names: those that are summed up to
+            :data:`~gtrace.report.analysis.families.SUMMED`, and :data:`EXPECTED` and :data:`DRAWN`.
         noise: (K,) gradient noise, tr Cov(g), NaN where not known.
         signal: (K,) squared norm of the expected gradient, as estimated; may be negative.
         fitted_on: of each configuration, which data its levels and codes came from: ``itself``, ``pooled N steps``,
@@ -202,16 +199,9 @@ class CellTable:
     energy: NDArray[np.float64]
     squared_error: NDArray[np.float64]
     error_drawn: NDArray[np.bool_]
-    relative_bias: NDArray[np.float64]
-    window: NDArray[np.float64]
-    window_error: NDArray[np.float64]
-    window_energy: NDArray[np.float64]
     bits: NDArray[np.float64]
     bits_drawn: NDArray[np.bool_]
-    bits_shared: NDArray[np.float64]
     columns: Mapping[str, NDArray[np.float64]]
-    mean_abs: NDArray[np.float64]
-    noise_ratio: NDArray[np.float64]
     noise: NDArray[np.float64]
     signal: NDArray[np.float64]
     fitted_on: tuple[str, ...]
@@ -227,7 +217,7 @@ class CellTable:
         A configuration that uses this coder keeps the bits of its payloads. Of any other the column of the coder is
         taken, with what is sent apart from payloads. What sends no symbols has one number of bits, whatever the coder.
         """
-        column = self.columns[f"bits_{coder}"] + np.nan_to_num(self.bits_shared)
+        column = self.columns[f"bits_{coder}"] + np.nan_to_num(self.columns["bits_shared"])
         own = np.array([p is not None and p.get("coder") == coder for p in self.parameters], dtype=np.bool_)
         computed = np.isfinite(column) & ~(own[:, None] & np.isfinite(self.bits))
         return replace(self, bits=np.where(computed, column, self.bits), bits_drawn=self.bits_drawn & ~computed)
@@ -313,16 +303,12 @@ def read_cells(result: SweepResult) -> CellTable:
         energy=energy,
         squared_error=_prefer(closed_error, drawn_error),
         error_drawn=~np.isfinite(closed_error) & np.isfinite(drawn_error),
-        relative_bias=column("relative_bias"),
-        window=column("window"),
-        window_error=column("window_error"),
-        window_energy=column("window_energy"),
         bits=_prefer(drawn_bits, _prefer(closed_bits, fill(result["bits_huffman"]))),
         bits_drawn=np.isfinite(drawn_bits),
-        bits_shared=column("bits_shared", expected=False),
-        columns={name: summed(name, measure) for name, measure in SUMMED.items()},
-        mean_abs=column("mean_abs", expected=False),
-        noise_ratio=column("noise_ratio"),
+        columns={
+            **{name: summed(name, measure) for name, measure in SUMMED.items()},
+            **{name: column(name, expected=name in EXPECTED) for name in (*EXPECTED, *DRAWN)},
+        },
         noise=_of_cells(result, tensors, steps, keys, "variance"),
         signal=_of_cells(result, tensors, steps, keys, "signal"),
         fitted_on=_fitted_on(config, result["fitted_on"], len(specs)),
@@ -428,7 +414,7 @@ class ErrorSplit:
 def per_step(table: CellTable) -> ErrorSplit:
     """Errors of single steps. Where the bias is not known, all of the error counts as bias."""
     error = table.squared_error
-    bias = np.fmin(table.relative_bias**2 * table.energy, error)
+    bias = np.fmin(table.columns["relative_bias"] ** 2 * table.energy, error)
     return ErrorSplit(error, np.where(np.isfinite(bias), bias, error), table.energy)
 
 
@@ -438,7 +424,8 @@ def over_windows(table: CellTable, steps: ErrorSplit) -> ErrorSplit:
     Draws of different steps are independent, so variances of the steps of a window add up. What is left of the
     window's error is bias: of a codec with memory, all of it.
     """
-    ends = np.isfinite(table.window) & np.isfinite(table.window_error) & np.isfinite(table.window_energy)
+    window, window_error, window_energy = (table.columns[f"window{of}"] for of in ("", "_error", "_energy"))
+    ends = np.isfinite(window) & np.isfinite(window_error) & np.isfinite(window_energy)
     # Sums over the steps before each, tensor by tensor; the steps of a window follow each other in the table.
     shape = (len(table.specs), len(table.tensors) + 1, len(table.steps) + 1)
     sums = []
@@ -448,10 +435,10 @@ def over_windows(table: CellTable, steps: ErrorSplit) -> ErrorSplit:
         sums.append(by_step.cumsum(axis=2))
     c, k = np.nonzero(ends)
     last = table.step[k] + 1
-    first = np.maximum(last - table.window[c, k].astype(np.int64), 0)
+    first = np.maximum(last - window[c, k].astype(np.int64), 0)
     variance, bias = (total[c, table.tensor[k], last] - total[c, table.tensor[k], first] for total in sums)
     error, energy, of_it = (np.full(ends.shape, np.nan) for _ in range(3))
-    error[c, k], energy[c, k] = table.window_error[c, k], table.window_energy[c, k]
+    error[c, k], energy[c, k] = window_error[c, k], window_energy[c, k]
     # A draw of an unbiased codec is off by variance alone, by more or by less than what is expected.
     of_it[c, k] = np.where(bias == 0, 0.0, np.maximum(error[c, k] - variance, 0.0))
     return ErrorSplit(error, of_it, energy)
@@ -488,7 +475,7 @@ def ranked_by(
     split, span = steps, None
     if remembers.any():
         split = windows
-        lengths = table.window[np.isfinite(windows.error)]
+        lengths = table.columns["window"][np.isfinite(windows.error)]
         span = int(lengths.min()), int(lengths.max())
     ranked = replace(table, squared_error=split.at(workers), energy=split.energy)
     return ranked, split, Basis(workers, coder, span)

@@ -147,8 +147,7 @@ class LoggedRun:
         diverged: the run says that it blew up.
         ratio: bits that float32 would have taken over the bits sent; payload and shared bytes, sent up.
         codec_bits: (S,) bits of the codec that a policy chose; NaN where none did.
-        equivalent_batch: (K,) at the measured steps, batch in full precision with the noise of this codec; NaN if
-            unknown.
+        equivalent_batch: (K,) at the measured steps, uncompressed batch with the noise of this codec; NaN if unknown.
         shadow: one curve for each weight gradient that shadow passes compared.
         ranks: what was exchanged between real ranks, None where no ranks trained together.
     """

@@ -148,8 +148,7 @@ class Judgement:
         verdict: safe, at risk, or cannot tell.
         reason: in one sentence, without its stop.
         prediction: cost of its noise and its bias at the horizon; None if it is not known.
-        ratio: noise ratio, variance of Q(g) over the noise of g, with its interval over steps; unknown where nobody
-            can say how much of the error is bias.
+        ratio: variance of Q(g) over the noise of g, with its interval over steps; unknown if the bias is.
         bias: norm of the bias over that of the expected gradient, 0 for an unbiased codec.
         bounded: the bias is not known, and ``bias`` is what it is at most.
     """
@@ -263,7 +262,7 @@ def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], o
     noise = np.broadcast_to(np.where(there, table.noise, 0.0), used.shape)
     signal = np.broadcast_to(np.where(there, table.signal, 0.0), used.shape)
     # A gradient that is zero on every worker has neither noise nor error.
-    variance = np.where((noise == 0) & (table.squared_error == 0), 0.0, table.noise_ratio * noise)
+    variance = np.where((noise == 0) & (table.squared_error == 0), 0.0, table.columns["noise_ratio"] * noise)
     split: NDArray[np.bool_] = np.asarray(np.all(np.isfinite(variance) | ~used, axis=1))
     square = table.squared_error - np.where(split[:, None], variance, 0.0)
     square = np.where(square > _ROUNDING * table.squared_error, square, 0.0)

@@ -65,14 +65,11 @@ class Saving(SentCodec):
         sent_bytes: that each rank sends in a step.
         step: how long a step takes.
         coding: whose time ``step.codec`` is: ``measured`` in this very run, ``given`` by the reader, or empty: none.
-        over_float32: how many times as long a step with float32 gradients in an all-reduce takes: by the buckets,
-            without any overlap, with ideal overlap.
+        over_float32: how many times as long a float32 all-reduce's step is: by buckets, without and with ideal overlap.
         over_bfloat16: the same of bfloat16.
-        rate_float32: elements per second to be encoded or decoded for a step as long as float32's; infinite where
-            no codec is fast enough, NaN without one.
+        rate_float32: values per second to encode or decode to match float32; infinite if none does, NaN without codec.
         rate_bfloat16: the same of bfloat16.
-        bandwidth: bits per second above which a step is not even 1% shorter than bfloat16's; 0 for all, NaN without a
-            codec.
+        bandwidth: bits per second above which a step is not even 1% shorter than bfloat16's; 0 for all, NaN likewise.
     """
 
     exchange: Exchange
@@ -236,7 +233,8 @@ def _savings(
             bandwidth=bandwidth,
         )
 
-    float32, bfloat16 = (row(SentCodec(n, n, n, bits), bits, "allreduce") for n, bits in (("none", 32), ("bf16", 16)))
+    uncompressed = (("none", 32), ("bf16", 16))
+    float32, bfloat16 = (row(SentCodec(spec, spec, spec, bits), bits, "allreduce") for spec, bits in uncompressed)
     return Savings(
         name=name,
         cluster=cluster,

@@ -86,8 +86,7 @@ class SweepAnalysis:
         fits: levels and what they were fitted to, the largest tensor first; empty where no codec was fitted.
         step_weights: (steps,) part of training that each step represents, adding up to 1.
         per_tensor_bits: (configurations, tensors) measured bits per coordinate, NaN where not known.
-        at_layers: (families, targets) as ``Family.at``, layers equally weighted: the mix of configurations is that of
-            ``Family.at``, and the geometric mean over layers is taken.
+        at_layers: (families, targets) errors of the mixes of ``Family.at``, geometric mean over layers.
         comparisons: the leader at each target against every other family there; see :class:`PairedComparison`.
         phases: thirds of training that have steps; empty for fewer than three steps.
         bd_rates: of every family against qsgdinf; empty without it.
@@ -333,7 +332,7 @@ def analyze(
         "variance": sums.relative(steps.variance, steps.energy),
         "window_error": ranked_sums.relative(windows.error, windows.energy),
         "window_variance": ranked_sums.relative(windows.variance, windows.energy),
-        "bias_known": np.logical_and.reduce(np.isfinite(table.relative_bias) | ~sums.used, axis=1),
+        "bias_known": np.logical_and.reduce(np.isfinite(table.columns["relative_bias"]) | ~sums.used, axis=1),
         "bits_measured": sums.ratio(own.bits, table.n, strict=True),
     }
     labels, numbers = label(table.specs, table.methods, table.parameters), _numbers(sums)
@@ -516,14 +515,14 @@ def _configurations(
 
 def _summed(name: str, measure: Measure, sums: Sums) -> NDArray[np.float64]:
     """(C,) the mean of a column over the cells in use."""
-    table, values = sums.table, sums.table.columns[name]
+    table, values, mean_abs = sums.table, sums.table.columns[name], sums.table.columns["mean_abs"]
     if measure.absolute:
-        values = divide(values, table.mean_abs, table.mean_abs > 0)
+        values = divide(values, mean_abs, mean_abs > 0)
     if measure.of == "energy":
         # What one cell lacks would make the sums of different cells, so nothing is left out here.
         return sums.ratio(values, table.energy, strict=True)
     # Numerator and denominator are summed apart, as for the whole model's gradient.
-    weights = table.mean_abs * table.n if measure.of == "magnitude" else table.n
+    weights = mean_abs * table.n if measure.of == "magnitude" else table.n
     return sums.ratio(values, weights, strict=False)
 
 

@@ -173,6 +173,25 @@ def percent(share: float) -> str:
     return MISSING if math.isnan(share) else f"{share:.0%}"
 
 
+def bits_text(target: float) -> str:
+    """``1 bit``, ``2.5 bits``."""
+    return f"{target:g} {'bit' if target == 1 else 'bits'}"
+
+
+def energy_share(error: float) -> str:
+    """An error over the gradient's energy, as verdicts and the table at equal bits show it.
+
+    >>> energy_share(0.0459), energy_share(2.78)
+    ('4.6%', '278%')
+    """
+    return f"{number(100 * error, 2)}%" if math.isfinite(error) else MISSING
+
+
+def signed_percent(change: float) -> str:
+    """``-18%``, ``+4.2%``: two digits are all that such a mean is good for."""
+    return f"{100 * change:+.{0 if abs(change) >= 0.0995 else 1}f}%"
+
+
 _BLOCKS, _PLAIN_BLOCKS = "▁▂▃▄▅▆▇█×", "_.-:=+*#!"
 
 

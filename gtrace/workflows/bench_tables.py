@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.report.names import MISSING, number
+from gtrace.report.names import MISSING, number, signed_percent
 from gtrace.report.section import Cell, Column, Table
-from gtrace.report.sections.sweep_words import signed_percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from helpers_report import result_of, row
 
 from gtrace.report.analysis.equal_bits import bd_rate, envelope
 from gtrace.report.analysis.sweep import analyze
-from gtrace.report.sections.sweep_words import sweep_verdict
+from gtrace.report.sections.sweep import sweep_verdict
 
 STEPS = tuple(range(0, 400, 10))
 LAYERS = (("a", 1000, 4.0), ("b", 3000, 1.0))

@@ -9,7 +9,7 @@ from helpers_report import result_of, row
 
 from gtrace.report.analysis.equal_bits import all_at_bits, at_bits, choose_targets, pareto_front
 from gtrace.report.analysis.sweep import analyze
-from gtrace.report.sections.sweep_words import sweep_verdict
+from gtrace.report.sections.sweep import sweep_verdict
 
 NAN = math.nan
 

@@ -17,10 +17,9 @@ import numpy as np
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST, Judgement, samples
 from gtrace.report.analysis.savings import EXCHANGES, Saving, Savings
-from gtrace.report.names import MISSING, count, listed, number, percent
+from gtrace.report.names import MISSING, bits_text, count, energy_share, listed, number, percent
 from gtrace.report.section import NOTHING, Cell, Record, Shows, Table, column, flat, value_cell, words
 from gtrace.report.sections.sweep_tables import MARKS, batch_cell, method_columns, most_energy
-from gtrace.report.sections.sweep_words import bits_in_words, energy_share
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -254,7 +253,7 @@ def rotation_sentences(found: Rotation | None) -> list[str]:
     """How many tensors gain from a rotation, which, and by how much at equal bits."""
     if found is None:
         return []
-    known, at = found.known, bits_in_words(found.bits)
+    known, at = found.known, bits_text(found.bits)
     gaining = sorted(
         (layer for layer in known if layer.verdict == "rotate"),
         key=lambda layer: layer.energy * (layer.rotated_error - layer.plain_error),
@@ -318,7 +317,7 @@ def rotation_table(found: Rotation, shown: Collection[str]) -> Table:
     if not found.measured:
         notes.append(_CLOSED)
     layers = [layer for layer in found.layers if layer.tensor in shown]
-    title = f"Rotate or not, at {bits_in_words(found.bits)}"
+    title = f"Rotate or not, at {bits_text(found.bits)}"
     return Table.of(title, layers, columns, notes=tuple(notes), place="layers")
 
 

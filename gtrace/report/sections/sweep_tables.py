@@ -14,9 +14,19 @@ from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS, AtBits
 from gtrace.report.analysis.evidence import SIGNIFICANT, PairedComparison, Phase
 from gtrace.report.analysis.families import MEASURES, BDRate, Configuration, Family
 from gtrace.report.analysis.safety import Judgement, SafetyVerdict, samples, whose_gradient
-from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
+from gtrace.report.names import (
+    MISSING,
+    bits_text,
+    count,
+    duration,
+    energy_share,
+    listed,
+    number,
+    percent,
+    signed_percent,
+    sparkline,
+)
 from gtrace.report.section import FEW_ROWS, NOTHING, PARETO, Cell, Column, LayerTables, Table, column, value_cell, words
-from gtrace.report.sections.sweep_words import bits_in_words, energy_share, off_target, signed_percent
 from gtrace.report.statistics import THIRDS
 from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose, lost, short_list
 
@@ -110,7 +120,7 @@ def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
         if math.isfinite(analysis.energy_share[k]):
             named.append(f"{analysis.energy_share[k]:.1%} of the energy")
         if analysis.layer_best[k]:
-            rate = bits_in_words(analysis.targets[analysis.decisive])
+            rate = bits_text(analysis.targets[analysis.decisive])
             content = _ranked(analysis, k, rate)
             named.append(f"least error at {rate}: {analysis.layer_best[k]}")
         else:
@@ -258,7 +268,7 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
     ]
     for k, t in enumerate(analysis.targets):
         rank = 0 if k == decisive else 1 + abs(k - decisive)
-        columns.append(column(bits_in_words(t), at_bits(k), f"error at {t:g} measured bits per value", rank))
+        columns.append(column(bits_text(t), at_bits(k), f"error at {t:g} measured bits per value", rank))
     if rates:
         meaning = f"bits for the same error as {reference}, on average"
         columns.append(column(f"BD-rate / {reference}", lambda f: _rate_cell(rates.get(f.label)), meaning, 1))
@@ -289,11 +299,25 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
     return Table.of(title, ordered, columns, notes=tuple(notes), empty=empty, headline=True)
 
 
+def off_target(analysis: SweepAnalysis) -> list[str]:
+    """Where the methods lie that no target reaches, as ``terngrad 523% at 0.60 bits``."""
+    found = []
+    for family in analysis.families:
+        if analysis.lossless(family) or any(math.isfinite(at.variance) for at in family.at):
+            continue
+        points = [analysis.configurations[i] for i in family.members]
+        points = [c for c in points if math.isfinite(c.bits) and math.isfinite(c.error)]
+        if points:
+            near = min(points, key=lambda c: min(abs(c.bits - t) for t in analysis.targets or (0.0,)))
+            found.append(f"{family.label} {energy_share(near.error)} at {number(near.bits)} bits")
+    return found
+
+
 def _at_cell(analysis: SweepAnalysis, at: AtBits, single: float, *, winner: bool) -> Cell:
     if math.isnan(at.variance):
         hint = OUTCOMES[at.outcome]
         if at.outcome == "wide":
-            hint = f"not measured near {bits_in_words(at.target)}: {_neighbours(analysis, at)}"
+            hint = f"not measured near {bits_text(at.target)}: {_neighbours(analysis, at)}"
         return dataclasses.replace(NOTHING, hint=hint)
     low, high = analysis.configurations[at.lower], analysis.configurations[at.upper]
     detail = low.setting or "alone"

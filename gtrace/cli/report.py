@@ -138,14 +138,13 @@ def command(settings: _ReportSettings, results: tuple[Path, ...]) -> None:
 
 def _report(settings: _ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:
     from gtrace.report.inputs import Asked, load_report
-    from gtrace.trace.facts import StepTimes
 
     ranks = settings.ranks or (None if cluster is None else cluster.ranks)
     asked = {**arguments(settings, "report"), **arguments(settings.noise, "report")}
     report = load_report(results, asked=Asked(cluster=cluster, workers=ranks, **asked))
     text = settings.cluster.cluster
     if text is not None and cluster is not None and cluster.step_time is None:
-        said = dict.fromkeys(StepTimes.of(sweep.trace_attrs).applied(cluster)[1] for sweep in report.sweeps)
+        said = dict.fromkeys(sweep.timed(cluster)[1] for sweep in report.sweeps)
         missing = f"--cluster {text} has no compute time, so no step times; add it: {text},180ms"
         for line in filter(None, said) if any(said) else (missing,):
             echo(f"gtrace: {line}", err=True)

@@ -20,7 +20,6 @@ from gtrace.report.analysis.traces import TraceSummary, summarize_trace
 from gtrace.report.names import number
 from gtrace.runlog import read_runlog
 from gtrace.sweep.store import ResultStore, SweepResult
-from gtrace.trace.facts import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,8 +151,7 @@ def make_report(
     names += [*(t.name for t in read_traces), *(p.name for p in read_plans)]
     savings: list[Savings | None] = []
     if asked.cluster is not None:
-        # With the times that the capture of a sweep's trace measured.
-        timed = [(sweep, StepTimes.of(sweep.trace_attrs).applied(asked.cluster)[0]) for sweep in read_sweeps]
+        timed = [(sweep, sweep.timed(asked.cluster)[0]) for sweep in read_sweeps]
         savings += [savings_of_sweep(sweep, cluster) for sweep, cluster in timed if cluster.step_time]
         if asked.cluster.step_time is not None:
             savings += [savings_of_runs(log, asked.cluster) for log in read_runs]

@@ -248,7 +248,7 @@ def ratio_of_sums(top: ArrayLike, bottom: ArrayLike) -> Interval:
     rho = float(off[:-1] @ off[1:]) / float(off @ off)
     rho = min(rho + (1 + 3 * rho) / n, _MOST_ALIKE)
     alike = min(max(rho + _CAUTION * math.sqrt(max(1 - rho**2, 0.0) / n), 0.0), _MOST_ALIKE)
-    worth = math.sqrt(n * min(_kish(a), _kish(b)))
+    worth = math.sqrt(n * min(float(x.sum() ** 2 / (x @ x)) for x in (a, b)))
     independent = worth * (1 - max(rho, 0.0)) / (1 + max(rho, 0.0))
     least = worth * (1 - alike) / (1 + alike)
     error = math.sqrt(float(off @ off) / n / max(least - 1, 0.5)) / estimate
@@ -258,10 +258,6 @@ def ratio_of_sums(top: ArrayLike, bottom: ArrayLike) -> Interval:
         return Interval(estimate, count=n, blocks=independent, why=why)
     low, high = estimate * math.exp(-reach), estimate * math.exp(reach)
     return Interval(estimate, low, high, count=n, blocks=independent)
-
-
-def _kish(x: NDArray[np.float64]) -> float:
-    return float(x.sum() ** 2 / (x @ x))
 
 
 def student(estimate: float, error: float, freedom: float, *, steps: int, blocks: float) -> Interval:

@@ -50,13 +50,14 @@ from gtrace.report.analysis.safety import Outlook, Safety, judge, outlook_of, tr
 from gtrace.report.names import listed
 from gtrace.report.statistics import bootstrap, thirds
 from gtrace.sweep.noise_cost import noise_costs
-from gtrace.trace import OptimizerFacts
+from gtrace.trace.facts import OptimizerFacts, StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from gtrace.costs import Cluster
     from gtrace.report.analysis.cells import Basis, CellTable, Coder
     from gtrace.report.analysis.evidence import LayerChoice, PairedComparison
     from gtrace.sweep import SweepResult
@@ -148,6 +149,10 @@ class SweepAnalysis:
     def trace_attrs(self) -> dict[str, Any]:
         """What the trace says of its run; empty if the results do not hold it."""
         return trace_attrs(self.provenance)
+
+    def timed(self, cluster: Cluster) -> tuple[Cluster, str]:
+        """A cluster with the times that the capture of the trace measured; see :meth:`StepTimes.applied`."""
+        return StepTimes.of(self.trace_attrs).applied(cluster)
 
     @property
     def decisive(self) -> int:

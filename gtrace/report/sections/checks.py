@@ -100,7 +100,12 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         words("verdict", lambda one: Cell(one[1].verdict, mark=MARKS[one[1].verdict]), by),
         column("bits measured", lambda one: one[0].bits, "per coordinate: payload with norms, and shared bytes"),
         column(like, lambda one: batch_cell(one[1], interval=True), trains),
-        column("lost progress", lambda one: _lost_cell(one[1]), "part of each step's progress that the bias takes", 1),
+        column(
+            "lost progress",
+            lambda one: NOTHING if (cost := one[1].prediction) is None else percent(max(cost.lost, 0.0)),
+            "part of each step's progress that the bias takes",
+            1,
+        ),
         column("noise ratio", lambda one: _ratio_cell(one[1]), added, 2),
         column("bias", lambda one: _bias_cell(one[1]), "norm of the bias over that of the expected gradient", 3),
         column(
@@ -141,10 +146,6 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
             "more under Savings."
         )
     return Table.of("Is it safe?", found, columns, notes=(*notes, *_test(analysis)), place="safety")
-
-
-def _lost_cell(found: Judgement) -> Cell:
-    return NOTHING if found.prediction is None else Cell(percent(max(found.prediction.lost, 0.0)))
 
 
 def _ratio_cell(found: Judgement) -> Cell:

@@ -384,12 +384,13 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
             return _CAREFUL[name]
         return lambda c: value_cell(getattr(c, name), known[name].form)
 
-    def spec(c: Configuration) -> Cell:
-        return Cell(c.spec, "", "quiet", "measured on too few cells") if c.partial else Cell(c.spec)
-
     optimal = "Pareto-optimal: nothing else has fewer bits and less error"
     columns: list[Shows[Configuration]] = [
-        words("configuration", spec, "codec and its parameters"),
+        words(
+            "configuration",
+            lambda c: Cell(c.spec, "", "quiet", "measured on too few cells") if c.partial else c.spec,
+            "codec and its parameters",
+        ),
         words("", lambda c: Cell(PARETO, mark="best") if c.pareto else "", optimal, 2),
     ]
     if analysis.basis.window is not None or analysis.basis.workers > 1:

@@ -95,16 +95,17 @@ def seed_table(log: RunLogAnalysis | RunPool, notes: Sequence[str] = ()) -> Tabl
     def span(of: Interval, show: Callable[[str, float], str]) -> str:
         return f"{show(metric, of.low)} to {show(metric, of.high)}" if of.known else MISSING
 
-    def difference(g: SeedGroup) -> Cell:
-        return Cell(_points(metric, g.difference.estimate), mark="best" if g.p_holm < SIGNIFICANT else "")
-
     columns: list[Shows[SeedGroup]] = [
         words("codec", lambda g: g.spec),
         column("seeds", lambda g: Cell(str(len(g.seeds)), hint=", ".join(map(str, g.seeds))), rank=2),
         column(f"mean {metric}", lambda g: metric_text(metric, g.mean), "over seeds"),
         column("deviation", lambda g: metric_text(metric, g.deviation), "standard deviation over seeds", 1),
         column("95% interval", lambda g: span(g.interval, metric_text), "of the mean, by Student's t", 2),
-        column("against none", difference, against),
+        column(
+            "against none",
+            lambda g: Cell(_points(metric, g.difference.estimate), mark="best" if g.p_holm < SIGNIFICANT else ""),
+            against,
+        ),
         column("its 95% interval", lambda g: span(g.difference, _points), "by Student's t over seeds", 1),
         column(f"float32 / {sent}", lambda g: number(g.ratio), "bits, mean over seeds", 3),
     ]

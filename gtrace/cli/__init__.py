@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -16,7 +16,6 @@ from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, UsageError, pr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import TextIO
 
 
 class _ReaderWentAwayError(Exception):

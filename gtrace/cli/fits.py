@@ -13,15 +13,13 @@ from gtrace.fitting.magnitudes import LAWS
 from gtrace.report.analysis.history import spark
 from gtrace.report.analysis.runs import known_mean
 from gtrace.report.names import count, literal, number
-from gtrace.sweep.formats import FormatTrial
-from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
+from gtrace.sweep.formats import FormatTrial, LayerFormats
+from gtrace.sweep.laws import LayerLaws, follow_laws, judge, verdict_sentences
 from gtrace.trace.choose import choose_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.sweep.formats import LayerFormats
-    from gtrace.sweep.laws import LayerLaws
     from gtrace.trace import TensorInfo, Trace
 
 #: Bits for which the best float format is shown.

@@ -14,10 +14,10 @@ from rich.text import Text
 from gtrace.cli.console import FEW_ROWS, WHOLE_NAME, TensorColumn, name_columns, print_columns, stdout_console
 from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
-from gtrace.report.analysis.history import RunHistory, energy_shares, run_lines, spark
+from gtrace.report.analysis.history import RunHistory, StreamHistory, TensorHistory, energy_shares, run_lines, spark
 from gtrace.report.names import count, literal, number
 from gtrace.settings import KINDS, option
-from gtrace.trace import open_trace
+from gtrace.trace import Trace, open_trace
 from gtrace.trace.choose import agreement, choose_infos, newest_trace
 from gtrace.trace.sketches import sketch_name
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
-
-    from gtrace.report.analysis.history import StreamHistory, TensorHistory
-    from gtrace.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 import sys
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +22,6 @@ from gtrace.units import parse_range, step_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from dataclasses import Field
 
     from gtrace.codecs import Codec
 

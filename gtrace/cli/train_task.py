@@ -17,8 +17,8 @@ from scipy import special
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
 from gtrace.cli.console import echo, print_results, step_progress
 from gtrace.cli.options import arguments, check_output, file_name, pick, print_json, words
-from gtrace.cli.train_settings import DEFAULT_TASK
-from gtrace.costs import parse_network
+from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings
+from gtrace.costs import Cluster, parse_network
 from gtrace.errors import UsageError
 from gtrace.report.names import duration, size
 from gtrace.trackers import Tracking, of_record
@@ -26,9 +26,7 @@ from gtrace.trackers import Tracking, of_record
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gtrace.cli.train_settings import CompareSettings
     from gtrace.codecs.assignment import Coding
-    from gtrace.costs import Cluster
     from gtrace.report.analysis.runs import LoggedRun as Logged
     from gtrace.training import RunResult, Study
 

@@ -21,26 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from gtrace.cli.capture import identity
 from gtrace.errors import TraceError, UsageError, size_text
-from gtrace.report.analysis.history import WRITING, RunHistory, status_in_words
+from gtrace.report.analysis.history import WRITING, RunHistory, StreamHistory, TensorHistory, status_in_words
 from gtrace.report.names import count, literal, number, shorten, sparkline
-from gtrace.trace import open_trace
+from gtrace.trace import TensorInfo, Trace, open_trace
 from gtrace.trace.choose import choose_infos
 from gtrace.trace.files import disk_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from rich.console import RenderableType
-
-    from gtrace.report.analysis.history import StreamHistory, TensorHistory
-    from gtrace.trace import TensorInfo, Trace
 
 
 #: Codecs whose errors are predicted, and their bits.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.codecs import codec, expected_on_any
+from gtrace.codecs import Codec, codec, expected_on_any
 from gtrace.errors import UsageError
-from gtrace.noise import cost, predict
-from gtrace.sweep import EXPECTATION
+from gtrace.noise import Dynamics, NoiseCosts, cost, predict
+from gtrace.sweep import EXPECTATION, SweepResult
 from gtrace.sweep.run import expectations
 from gtrace.sweep.schema import nonfinite_line
 from gtrace.types import WHOLE_MODEL
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
-    from gtrace.noise import Dynamics, NoiseCosts
-    from gtrace.sweep import SweepResult
     from gtrace.sweep.jobs import Block
     from gtrace.trace import Trace
 

@@ -13,7 +13,7 @@ from gtrace.codecs.link import LinkOptions, on_host
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
 from gtrace.sweep.gradient_noise import stream
-from gtrace.sweep.gradients import Gradients
+from gtrace.sweep.gradients import Gradients, Kind
 from gtrace.sweep.limits import CHUNK
 from gtrace.training import vectors
 from gtrace.training.ranks import Piece, RankCodecs, SimulatedRank, lockstep
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
-    from gtrace.sweep.gradients import Kind
     from gtrace.trace import TensorInfo, Trace
 
 #: the beginning of keys in a result file's table of details

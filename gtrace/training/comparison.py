@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gtrace.codecs import Identity
-from gtrace.codecs.assignment import CodecTable, coding_of
+from gtrace.codecs.assignment import CodecTable, Coding, TableLike, coding_of
 from gtrace.errors import TraceError, UsageError
 from gtrace.runlog import VERSION, RunLogWriter, read_runlog, versions
 from gtrace.training import checkpoint
@@ -19,15 +19,12 @@ from gtrace.training.exchange import Exchange
 from gtrace.training.plain import one_thread
 from gtrace.training.run import RunResult, TrainingRun, warning
 from gtrace.training.settings import StudyOptions, plan_runs, repeat_command
-from gtrace.training.tasks import load_task
+from gtrace.training.tasks import Task, load_task
 from gtrace.training.weights import WeightLevels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
-
-    from gtrace.codecs.assignment import Coding, TableLike
-    from gtrace.training.tasks import Task
 
 
 class Study:

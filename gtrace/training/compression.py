@@ -15,16 +15,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.torch_hooks.naming import Names, local_part
-from gtrace.trackers import Tracking, of_record
+from gtrace.trackers import Tracker, Tracking, of_record
 from gtrace.training.checkpoint import as_arrays, as_tensors
-from gtrace.training.exchange import Exchange, Nonfinite, Tally
+from gtrace.training.exchange import Exchange, Exchanged, Nonfinite, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gtrace.codecs.assignment import TableLike
-    from gtrace.trackers import Tracker
-    from gtrace.training.exchange import Exchanged
     from gtrace.training.vectors import Vector
 
 _WARNINGS = 3

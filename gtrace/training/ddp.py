@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.assignment import CodecTable, TableLike
 from gtrace.codecs.link import LinkOptions
 from gtrace.errors import UsageError, suggest
 from gtrace.metrics import ratio
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gtrace.codecs import Codec
-    from gtrace.codecs.assignment import TableLike
     from gtrace.training.vectors import Vector
 
 Levels: TypeAlias = Literal["own", "common"]

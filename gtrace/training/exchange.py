@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.assignment import CodecTable, TableLike
 from gtrace.codecs.base import Averaged, Codec, advance
 from gtrace.codecs.link import LinkOptions, Receiver, Sender, allocate
 from gtrace.coding import ENVELOPE_BYTES
@@ -21,16 +21,14 @@ from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
 from gtrace.metrics import relative
 from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training import vectors
-from gtrace.types import WHOLE_MODEL
+from gtrace.types import WHOLE_MODEL, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.assignment import TableLike
     from gtrace.training.vectors import Vector
-    from gtrace.types import Role
 
 #: number of the server, which sends averages on, among the numbers of workers
 _SERVER = -1

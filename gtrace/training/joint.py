@@ -11,7 +11,7 @@ import copy
 import time
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
@@ -19,14 +19,13 @@ from gtrace.errors import UsageError
 from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.compression import own_values
-from gtrace.training.ddp import RankExchange
-from gtrace.training.exchange import Bad, Exchange, Tally, without_nonfinite
+from gtrace.training.ddp import AllReduceComparison, RankExchange, RankOptions
+from gtrace.training.exchange import Bad, Exchange, Nonfinite, Tally, without_nonfinite
 from gtrace.training.ranks import NOT_FINITE, Piece, RankCodecs, SimulatedRank, lockstep
 from gtrace.training.ways import ALL_GATHER, SERVED, averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import TypeAlias
 
     from torch import nn
     from torch.distributed import ProcessGroup
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
     from gtrace.codecs.assignment import CodecTable
     from gtrace.codecs.link import LinkOptions
-    from gtrace.training.ddp import AllReduceComparison, RankOptions
-    from gtrace.training.exchange import Nonfinite
     from gtrace.training.ranks import Exchanging, Values
 
     #: name of a parameter -> a tensor of its shape

@@ -18,7 +18,7 @@ from gtrace.kernels.compare import ascending, distances, weighted_sums
 from gtrace.metrics import ratio, relative, update_weights
 from gtrace.noise import Dynamics, moments, noise_between
 from gtrace.training.plain import seeded_batch
-from gtrace.training.tasks import Task
+from gtrace.training.tasks import Batch, Task
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gtrace.training.settings import StudySettings
-    from gtrace.training.tasks import Batch
     from gtrace.training.vectors import Vector
 
 

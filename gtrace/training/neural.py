@@ -31,7 +31,7 @@ from gtrace.sketch import MomentSketch
 from gtrace.torch_hooks.steps import nodes_below, output_tensors
 from gtrace.training import vectors
 from gtrace.training.exchange import Bad, Nonfinite, Tally, without_nonfinite
-from gtrace.training.settings import LAYERS
+from gtrace.training.settings import LAYERS, StudySettings
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from gtrace.codecs import Codec
-    from gtrace.training.settings import StudySettings
 
 
 @dataclass(slots=True)

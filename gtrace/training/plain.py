@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gtrace.trace import create_trace
-from gtrace.training.tasks import load_task
+from gtrace.training.tasks import Batch, Task, load_task
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from torch import nn
-
-    from gtrace.training.tasks import Batch, Task
 
 
 class PlainTraining:

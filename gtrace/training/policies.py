@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gtrace.codecs import Identity
+from gtrace.codecs import Codec, Identity
 from gtrace.errors import UsageError, suggest
 from gtrace.training.mqgrad import MQGrad
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
     from gtrace.training.exchange import Exchange
 
 #: default range of bits that a policy chooses from

@@ -16,7 +16,7 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from gtrace.codecs import codec as build_codec
-from gtrace.codecs.link import Message, Receiver, Sender, allocate, sharing
+from gtrace.codecs.link import LinkOptions, Message, Receiver, Sender, allocate, sharing
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.coding.sketches import pack_sketch, unpack_sketch
 from gtrace.errors import PayloadError
@@ -35,13 +35,10 @@ from gtrace.training import vectors
 from gtrace.training.exchange import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
     from gtrace.codecs.assignment import CodecTable
-    from gtrace.codecs.link import LinkOptions
     from gtrace.sketch import MomentSketch
     from gtrace.training.vectors import Vector
     from gtrace.types import Role

@@ -21,13 +21,13 @@ from gtrace.codecs.link import LinkOptions
 from gtrace.noise import equivalent_batch
 from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
-from gtrace.training.exchange import Bad, Exchange, Tally
-from gtrace.training.joint import JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
+from gtrace.training.exchange import Bad, Exchange, Nonfinite, Tally
+from gtrace.training.joint import JointOptimizer, JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
 from gtrace.training.measure import Measurement, NoiseAhead
-from gtrace.training.neural import NeuralCompression, ShadowSummary, finite_mean, shadow
+from gtrace.training.neural import NeuralCompression, ShadowError, ShadowSummary, finite_mean, shadow
 from gtrace.training.plain import fresh_model, seeded_batch
 from gtrace.training.policies import BitControl
-from gtrace.training.settings import JOINT
+from gtrace.training.settings import JOINT, Kind, RunPlan, StudySettings
 from gtrace.training.weights import QuantizedWeights
 
 if TYPE_CHECKING:
@@ -38,11 +38,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gtrace.costs import Network
-    from gtrace.training.exchange import Nonfinite
-    from gtrace.training.joint import JointOptimizer
-    from gtrace.training.neural import ShadowError
     from gtrace.training.ranks import RankCodecs
-    from gtrace.training.settings import Kind, RunPlan, StudySettings
     from gtrace.training.tasks import Evaluation, Task
 
 #: builders of ``settings.OPTIMIZERS``

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar, get_a
 
 from gtrace.codecs import Codec, Identity
 from gtrace.codecs import codec as build_codec
-from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.assignment import CodecTable, Coding
 from gtrace.costs import Network
 from gtrace.errors import UsageError, suggest
 from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training.policies import FIXED, PolicySpec
-from gtrace.training.tasks import task_names
+from gtrace.training.tasks import Recipe, task_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.codecs.assignment import Coding
     from gtrace.training.exchange import Nonfinite
-    from gtrace.training.tasks import Recipe
     from gtrace.training.weights import WeightLevels
 
 T = TypeVar("T")

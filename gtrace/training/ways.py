@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from gtrace.codecs import Composed
+from gtrace.codecs import Codec, Composed
 from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.link import on_host
 from gtrace.codecs.wrappers import Wrapper
@@ -23,19 +23,17 @@ from gtrace.coding import pack_fixed, unpack_fixed, width_for
 from gtrace.errors import UsageError, suggest
 from gtrace.training import vectors
 from gtrace.training.ranks import NOT_FINITE, Exchanging, Piece, join, pack, sendable, split, unpack
-from gtrace.types import State
+from gtrace.types import Role, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
     from gtrace.codecs.base import Rounds
     from gtrace.codecs.parts import Parts
     from gtrace.training.ranks import RankCodecs, Values
     from gtrace.training.vectors import Vector
-    from gtrace.types import Role
 
     #: an exchange whose result is float32[n] of each tensor
     Averaging: TypeAlias = Exchanging[list[Vector]]

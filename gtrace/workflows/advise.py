@@ -18,32 +18,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.capture.probe import ProbeOptions, ProbeTimings
+from gtrace.codecs import Codec, expecting
 from gtrace.codecs import codec as build_codec
-from gtrace.codecs import expecting
 from gtrace.costs import Cluster, time_step
 from gtrace.errors import OutputExistsError, ScriptError, UsageError
-from gtrace.planning import Budget, curves_of, make_plan, save_plan
-from gtrace.report.analysis.savings import PAYLOADS, savings_of_sweep
+from gtrace.planning import Budget, Plan, curves_of, make_plan, save_plan
+from gtrace.report.analysis.savings import PAYLOADS, Savings, savings_of_sweep
 from gtrace.report.files import write_report
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.verdict import candidates_of, choose, verdict_of
-from gtrace.sweep import run_sweep
+from gtrace.sweep import SweepResult, run_sweep
 from gtrace.sweep.quick import BITS, quick_steps
 from gtrace.sweep.run import expand
 from gtrace.torch_hooks.launcher import Program
-from gtrace.trace import open_trace
+from gtrace.trace import Trace, open_trace
 from gtrace.trace.facts import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gtrace.codecs import Codec
-    from gtrace.planning import Plan
-    from gtrace.report.analysis.savings import Savings
     from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.section import Verdict
-    from gtrace.sweep import SweepResult
-    from gtrace.trace import Trace
 
 #: bursts of four steps, further and further apart: noise needs three in a row, and training changes most at first
 STEPS = "0+4,8+4,21+4,41+4,74+4,126+4,210+4,344+4"

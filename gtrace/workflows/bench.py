@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import gtrace
-from gtrace.codecs import codec, codec_class, codec_names, parameter_fields, parse_spec
+from gtrace.codecs import Codec, codec, codec_class, codec_names, parameter_fields, parse_spec
 from gtrace.codecs.plugins import origin_of, plugin_of
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.report.analysis.equal_bits import at_bits, bd_rate, envelope
 from gtrace.report.analysis.sweep import analyze
 from gtrace.runlog import versions
-from gtrace.sweep import expand, run_sweep
+from gtrace.sweep import SweepResult, expand, run_sweep
 from gtrace.sweep.cluster import build
 from gtrace.trace import create_trace, open_trace
 
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
     from gtrace.report.analysis.sweep import SweepAnalysis
-    from gtrace.sweep import SweepResult
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gtrace.errors import TraceError
@@ -19,7 +19,6 @@ from gtrace.training.tasks import Batch, Evaluation, Recipe, Task, sample_file
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
 
 #: characters in a training window
 LENGTH = 64

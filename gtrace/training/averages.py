@@ -84,19 +84,16 @@ def measure_averages(
     encode. Large tensors exchange their first values only.
 
     Args:
-        trace: an open trace with values.
-        steps: steps; None for one in the middle of training that has neighbors.
-        globs: tensors; None for the largest.
-        kind: of gradients, as for a sweep.
+        steps: None for one in the middle of training that has neighbors.
+        globs: None for the largest tensors.
         done: (tensor, step, what) of what need not be measured again.
         work: called with the values exchanged so far and in all.
 
     Yields:
-        (tensor, step, what, details of a result file). These are ``codec``, ``exchange``, ``ranks`` and ``size``;
-        ``energy``, ||mean of the ranks' gradients||^2; ``error``, ||what every rank ends with - that mean||^2;
-        ``sent``, bytes that a rank sends, on average; ``across``, the part of them that leaves its node, all of them
-        unless the exchange knows nodes; and ``source``, where the ranks' gradients come from. Combinations that do not
-        fit together (codes that do not add up, ranks that are not whole nodes) are left out.
+        (tensor, step, what, details of a result file). Of the details ``energy`` is ||mean of the ranks' gradients||^2,
+        ``error`` ||what every rank ends with - that mean||^2, ``sent`` bytes that a rank sends, on average, and
+        ``across`` the part of them that leaves its node. Combinations that do not fit together (codes that do not add
+        up, ranks that are not whole nodes) are left out.
 
     Raises:
         UsageError: nothing to measure.
@@ -143,17 +140,11 @@ class RankGradients:
             return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
         same = (info.kind, info.name, info.optimizer)
-        self._recorded = [
-            read(one, step)
-            for one in trace.tensors
-            if (one.kind, one.name, one.optimizer) == same
-            and one.stage == "local"
-            and step in trace.steps(one.name, **stream(one))
-        ]
-        place = stream(info)
+        ranks = [one for one in trace.tensors if (one.kind, one.name, one.optimizer) == same and one.stage == "local"]
+        self._recorded = [read(one, step) for one in ranks if step in trace.steps(one.name, **stream(one))]
         self._first = self._recorded[0] if self._recorded else read(info, step)
         self._noise: NDArray[np.float32] | None = None
-        if {step - 1, step + 1} <= set(trace.steps(info.name, **place).tolist()):
+        if {step - 1, step + 1} <= set(trace.steps(info.name, **stream(info)).tolist()):
             before, after = (read(info, other) for other in (step - 1, step + 1))
             # The noise of three consecutive steps, without a steady drift.
             noise = (before - 2 * self._first + after) / np.float32(math.sqrt(6.0))

@@ -202,7 +202,7 @@ class Exchanged:
 
     gradients: dict[str, Vector]
     tally: Tally
-    bad: tuple[Bad, ...] = field(default=())
+    bad: tuple[Bad, ...] = ()
 
 
 class Exchange:
@@ -330,7 +330,7 @@ class Exchange:
         passing: dict[str, Vector] = {}
         for name in dict.fromkeys(name for tensors in flat for name in tensors):
             sent = [(worker, tensors[name]) for worker, tensors in enumerate(flat) if name in tensors]
-            finite: list[tuple[int, Vector]] = []
+            sending[name] = []
             for worker, values in sent:
                 kept: Vector | None = values
                 if count := vectors.count_nonfinite(values):
@@ -338,11 +338,10 @@ class Exchange:
                     where = f"step {step}, worker {worker}, {name}"
                     kept = without_nonfinite(values, count, self._nonfinite, where)
                 if kept is not None:
-                    finite.append((worker, kept))
-            if self._nonfinite == "pass" and len(finite) < len(sent):
+                    sending[name].append((worker, kept))
+            if self._nonfinite == "pass" and len(sending[name]) < len(sent):
+                del sending[name]
                 passing[name] = vectors.plain_mean([values for _, values in sent])
-            else:
-                sending[name] = finite
         return sending, passing
 
     def _finish(
@@ -369,7 +368,6 @@ class Exchange:
                 watch(name, exact, decoded, aggregated[name])
 
     def _allocate(self, worker: int, sending: Iterable[tuple[str, Vector]], step: int, tally: Tally) -> None:
-        """Fit the codecs of a worker, or of the server, that allocate among their tensors."""
         if not any(one.allocates for one in self._rules_of(worker).codecs):
             return
         start = time.thread_time()
@@ -402,16 +400,10 @@ class Exchange:
         link = self._links.get((name, worker))
         codec = self._rules_of(worker).choose(name, size)
         if link is None:
-            role: Role = "down" if worker == _SERVER else "up"
-            sender = Sender(
-                codec,
-                size,
-                self._options,
-                tensor=name,
-                worker=max(worker, 0),
-                shape=self._shapes.get(name),
-                role=role,
-            )
+            about: dict[str, Any] = {"tensor": name, "worker": worker, "shape": self._shapes.get(name)}
+            if worker == _SERVER:
+                about |= {"worker": 0, "role": "down"}
+            sender = Sender(codec, size, self._options, **about)
             link = self._links[name, worker] = (sender, Receiver(codec, size, vectors.engine))
         elif codec != link[0].codec:
             link[0].adopt(codec)
@@ -470,13 +462,11 @@ class Exchange:
         return own, average
 
     def _flatten(self, tensors: Mapping[str, Vector]) -> dict[str, Vector]:
-        flat = {
-            name: vectors.flat(array, self.rules.choose(name, math.prod(array.shape)))
-            for name, array in tensors.items()
-        }
+        layout = {name: tuple(array.shape) for name, array in tensors.items()}
+        chosen = {name: self.rules.choose(name, math.prod(shape)) for name, shape in layout.items()}
+        flat = {name: vectors.flat(array, chosen[name]) for name, array in tensors.items()}
         if not self._whole:
             return flat
-        layout = {name: tuple(array.shape) for name, array in tensors.items()}
         if self._layout is None:
             self._layout = layout
         if layout != self._layout:

@@ -50,14 +50,10 @@ _KEY = "gtrace_outer"
 class JointOptimizer(ABC):
     """One rank's optimizer, which exchanges by itself.
 
-    Args:
-        model: this rank's model; the gradients are those of its parameters, and may differ between ranks.
-
     Attributes:
-        parameters: name -> each trained parameter.
+        parameters: name -> each trained parameter of this rank's model.
         weights: the same, without gradients.
         codecs: this rank's codecs; their tally counts what it sends.
-        steps: number of steps so far.
         sent: name -> what the last step sent through codecs, float32[n] before encoding.
         arrived: name -> what every rank decoded of it, float32[n].
     """
@@ -93,8 +89,7 @@ class JointOptimizer(ABC):
         self.steps += 1
 
     @abstractmethod
-    def _step(self, lr: float, *, last: bool) -> Exchanging[None]:
-        """The method's own step."""
+    def _step(self, lr: float, *, last: bool) -> Exchanging[None]: ...
 
     def common(self) -> Tensors:
         """The weights that all ranks have in common: those after the last exchange."""
@@ -122,12 +117,15 @@ class JointOptimizer(ABC):
             self._buffers[name] = {key: torch.zeros_like(p) for key, p in self.weights.items()}
         return self._buffers[name]
 
+    def _descend(self, lr: float) -> None:
+        """Adam's step without bias correction."""
+        first, second = self._buffer("exp_avg"), self._buffer("exp_avg_sq")
+        for name, weight in self.weights.items():
+            weight.sub_(first[name] / _root(second[name]), alpha=lr)
+
     def _gradients(self) -> Tensors:
         """The gradients; zeros where this rank has none."""
-        return {
-            name: self.weights[name].new_zeros(p.shape) if p.grad is None else p.grad
-            for name, p in self.parameters.items()
-        }
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()}
 
     def _mean(self, values: Tensors) -> Exchanging[Tensors]:
         """The exact mean over ranks, in float32."""
@@ -143,19 +141,15 @@ class JointOptimizer(ABC):
         for name, value in values.items():
             array = value.detach().reshape(-1).numpy().copy()
             whole.append(Piece(name, self.codecs.rules.choose(name, array.size), array.size, None, tuple(value.shape)))
-            finite = not vectors.count_nonfinite(array)
-            sent.append(array if finite else NOT_FINITE)
-            if finite:
+            if not vectors.count_nonfinite(array):
                 self.sent[name] = array
+            sent.append(self.sent.get(name, NOT_FINITE))
         way = SERVED if self.served else ALL_GATHER
         exchange = averaging(self.codecs, way, whole, sent, self._exchanges)
         found = yield from _timed(exchange, self.codecs.tally)
         self._exchanges += 1
-        self.arrived = {piece.name: average for piece, average in zip(whole, found, strict=True)}
-        return {
-            name: torch.as_tensor(average).view_as(value)
-            for (name, value), average in zip(values.items(), found, strict=True)
-        }
+        self.arrived = dict(zip(values, found, strict=True))
+        return {name: torch.as_tensor(self.arrived[name]).view_as(value) for name, value in values.items()}
 
 
 class OneBitAdam(JointOptimizer):
@@ -182,8 +176,7 @@ class OneBitAdam(JointOptimizer):
         else:
             _follow(first, self._gradients())
             first.update(_masked((yield from self._coded(first)), second))
-        for name, weight in self.weights.items():
-            weight.sub_(first[name] / _root(second[name]), alpha=lr)
+        self._descend(lr)
 
 
 class ZeroOneAdam(JointOptimizer):
@@ -229,8 +222,7 @@ class ZeroOneAdam(JointOptimizer):
         else:
             gradients = _masked((yield from self._coded(gradients)), second)
         _follow(first, gradients)
-        for name, weight in self.weights.items():
-            weight.sub_(first[name] / _root(second[name]), alpha=lr)
+        self._descend(lr)
 
     def _alone(self, lr: float, *, last: bool) -> Exchanging[None]:
         first, second, schedule = self._buffer("exp_avg"), self._buffer("exp_avg_sq"), self._schedule
@@ -240,8 +232,7 @@ class ZeroOneAdam(JointOptimizer):
         common = self._buffers["common"]
         _follow(first, self._gradients())
         schedule["rates"] += lr
-        for name, weight in self.weights.items():
-            weight.sub_(first[name] / _root(second[name]), alpha=lr)
+        self._descend(lr)
         if (self.steps + 1) % schedule["local"] == 0 or last:
             moved = {name: (weight - common[name]) * _root(second[name]) for name, weight in self.weights.items()}
             joined = _masked((yield from self._coded(moved)), second)
@@ -263,14 +254,9 @@ class ZeroOneAdam(JointOptimizer):
 class OuterNesterov:
     """DiLoCo's outer optimizer (Douillard et al. 2023, Algorithm 1): SGD with Nesterov momentum on averaged changes.
 
-    Tensors have no gradients. Weights of less than float32 are remembered in float32.
-
-    With the weights a that all ranks had H steps ago and each one's weights w now, it gets the average d of a - w:
-    m <- 0.9 m + d, and all go on from a - 0.7 (d + 0.9 m).
-
-    Attributes:
-        anchors: name -> the common weights at the beginning of a round; empty between rounds.
-        momentum: name -> m.
+    With the weights a that all ranks had H steps ago, the ``anchors``, and each one's weights w now, it gets the
+    average d of a - w: m <- 0.9 m + d, and all go on from a - 0.7 (d + 0.9 m). Between rounds there are no anchors.
+    Tensors have no gradients.
     """
 
     def __init__(self) -> None:
@@ -355,11 +341,9 @@ class JointWorkers:
         options: LinkOptions,
     ) -> None:
         self.models = [copy.deepcopy(model) for _ in range(workers)]
-        places = [SimulatedRank(rank, workers) for rank in range(workers)]
-        self._ranks = [
-            make(one, RankCodecs(rules, options, place, common=False))
-            for one, place in zip(self.models, places, strict=True)
-        ]
+        places = (SimulatedRank(rank, workers) for rank in range(workers))
+        codecs = (RankCodecs(rules, options, place, common=False) for place in places)
+        self._ranks = list(map(make, self.models, codecs))
 
     def step(self, lr: float, *, last: bool) -> Tally:
         """One step of all ranks; returns what they sent."""
@@ -400,10 +384,8 @@ class JointWorkers:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The state of every rank."""
-        return [
-            {"model": model.state_dict(), **rank.state_dict()}
-            for model, rank in zip(self.models, self._ranks, strict=True)
-        ]
+        pairs = zip(self.models, self._ranks, strict=True)
+        return [{"model": model.state_dict(), **rank.state_dict()} for model, rank in pairs]
 
     def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Undo :meth:`state_dict`."""
@@ -452,11 +434,7 @@ def _root(second: torch.Tensor) -> torch.Tensor:
 
 
 class OuterRounds:
-    """The outer optimizer around one optimizer of a program.
-
-    Args:
-        exchange: between ranks, or simulated in a single process; only these rounds use it.
-        every: steps of a round, H.
+    """The outer optimizer around one optimizer of a program, with an exchange of its own after ``every`` steps.
 
     Attributes:
         steps: steps so far, those that a gradient scaler left out included.
@@ -475,12 +453,7 @@ class OuterRounds:
         self._nesterov.begin({name: own_values(parameter) for name, parameter in parameters.items()})
 
     def end(self, parameters: Mapping[str, torch.Tensor]) -> Tally:
-        """A step is over, or was left out; at the end of a round, exchange. Returns what that cost.
-
-        Raises:
-            NonfiniteGradientError: weights are not finite, and the policy is ``error``.
-            PayloadError: received bytes are damaged, or the ranks' models differ.
-        """
+        """A step is over, or was left out; at the end of a round, exchange. Returns what that cost."""
         self.steps += 1
         self.comparison = None
         values = {name: own_values(parameter) for name, parameter in parameters.items()}

@@ -63,23 +63,16 @@ _LAST_COLLECTIVE = 0.05
 class ScriptOptions(RankOptions):
     """Options of a program's training in JSON values, so that they can be passed to launched processes.
 
-    The fields of :class:`~gtrace.training.ddp.RankOptions` are the options of its ranks, if it has any.
+    Those with a name of an option of ``gtrace train`` mean the same.
 
     Attributes:
-        log: path of the run log.
         codec: spec of the codec; for a table its name.
         rules: (pattern, spec) for some tensors.
-        min_size: tensors with fewer elements go uncompressed.
-        every: steps that each process makes alone between exchanges of what its weights changed, see
-            :class:`gtrace.training.joint.OuterRounds`; None to exchange gradients at every step.
-        workers: number of separately keyed encodings of the same gradient that are averaged.
         argv: the program, for the log.
         launch: a word of this launch, so that its processes do not overwrite each other's logs.
-        plugins: files with codecs of the user's own.
         table: what ``CodecTable.describe`` says of a table; None if there is one codec.
         plan: the file that it is from.
         watched: the gradients are left as they are, and the log has losses alone: the baseline.
-        to: a tracker for the numbers of each step.
     """
 
     log: str
@@ -103,17 +96,13 @@ class ScriptSummary:
 
     Attributes:
         steps: optimizer steps that used gradients from the codec.
-        optimizers: number of optimizers with such steps.
         elements: number of values of all tensors.
         tally: summed over the steps, of this process.
         codec_seconds: CPU time of the codec in the steps that ``seconds`` covers.
         seconds: CPU time of this process after the first step.
-        rank: rank of this process, None if there is only one.
-        world_size: number of processes that trained together.
+        rank: None if there is only one process.
         exchanged: gradients traveled between ranks as bytes.
-        comparisons: with plain all-reduces of the same gradients.
         log: path of the run log; None if this process wrote none.
-        warnings: the printed warnings.
     """
 
     steps: int = 0
@@ -195,19 +184,18 @@ class ScriptLog:
         summary = self._summary
         for text in summary.warnings:
             self._append({"type": "warning", "text": text})
-        self._append(
-            {
-                "type": "end",
-                **self._label,
-                "steps": summary.steps,
-                "loss": self._loss,
-                "accuracy": None,
-                "bits": summary.tally.bits,
-                "ratio": summary.tally.ratio,
-                "diverged": self._has_loss and not math.isfinite(self._loss),
-                "seconds": summary.seconds,
-            }
-        )
+        end = {
+            "type": "end",
+            **self._label,
+            "steps": summary.steps,
+            "loss": self._loss,
+            "accuracy": None,
+            "bits": summary.tally.bits,
+            "ratio": summary.tally.ratio,
+            "diverged": self._has_loss and not math.isfinite(self._loss),
+            "seconds": summary.seconds,
+        }
+        self._append(end)
         self._writer.close()
         return self._writer.path
 
@@ -224,21 +212,15 @@ class ScriptLog:
 
     def _path(self) -> Path:
         """The path to write: another name if a process of the same launch has taken this one."""
-        path = Path(self._options.log)
+        wanted = path = Path(self._options.log)
         number = 1
-        while path.exists() and self._is_ours(path):
-            number += 1
-            path = Path(self._options.log).with_name(f"{Path(self._options.log).stem}-{number}.jsonl")
+        with contextlib.suppress(GtraceError):
+            while path.exists() and read_runlog(path)[0].get("launch") == self._options.launch:
+                number += 1
+                path = wanted.with_name(f"{wanted.stem}-{number}.jsonl")
         return path
 
-    def _is_ours(self, path: Path) -> bool:
-        try:
-            return bool(read_runlog(path)[0].get("launch") == self._options.launch)
-        except GtraceError:
-            return False
-
     def _command(self) -> str:
-        """The command line that repeats this training, launcher aside."""
         options, default = self._options, ScriptOptions(log="", codec="")
         words = ["gtrace", "train", *(("--plan", options.plan) if options.plan else ("--codec", options.codec))]
         for pattern, spec in options.rules:
@@ -251,14 +233,14 @@ class ScriptLog:
 
     def _study(self) -> dict[str, Any]:
         options, summary = self._options, self._summary
-        table = self._rules.describe()
+        table, exchanged = self._rules.describe(), summary.exchanged
         return {
             "command": self._command(),
             "task": next((word for word in options.argv if not word.startswith("-")), ""),
-            "workers": options.workers if not summary.exchanged else 1,
+            "workers": options.workers if not exchanged else 1,
             "world_size": summary.world_size,
-            "exchange": options.exchange if summary.exchanged else None,
-            "levels": options.levels if summary.exchanged else None,
+            "exchange": options.exchange if exchanged else None,
+            "levels": options.levels if exchanged else None,
             "seed": options.seed,
             "runs": [self._label["run"]],
             "steps": None,
@@ -497,7 +479,6 @@ class ScriptTraining:
         return count
 
     def _begin_round(self, rounds: ProgramRounds, optimizer: Optimizer) -> None:
-        """Remember the weights, if a round begins with the optimizer's step."""
         every = self._options.every
         if not self.summary.optimizers and not process_place().rank:
             self._say(
@@ -545,8 +526,8 @@ class ScriptTraining:
                 self.summary.comparisons.append(around.comparison)
 
     def _told_step(self, step: OptimizerStep) -> None:
-        """An optimizer is about to step; where many step inside of a backward pass, all of them have."""
         if isinstance(step.optimizer, Rounds):
+            # Where many step inside of a backward pass, all of them have.
             self._step = step
             self._flush()
         else:
@@ -653,5 +634,4 @@ def _plain(value: Any) -> Any:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    print(text, file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, option
 from gtrace.errors import EXIT_INTERRUPTED, GtraceError, OutputExistsError, UsageError
 from gtrace.report.names import duration, number
 from gtrace.settings import nested, option
+from gtrace.training.tasks import sample_file
 from gtrace.units import parse_bandwidth, rate_text
 
 if TYPE_CHECKING:
@@ -179,15 +180,6 @@ SCRIPT = "digits_cnn.py"
 TRACE, SWEEP, RUN, PAGE = "digits_cnn.zarr", "digits_cnn.sweep.db", "digits_cnn.jsonl", "report.html"
 
 
-def samples_folder() -> Path:
-    """Where the shipped samples are: in a checkout beside the package, in an installation inside it."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package.parent / "samples", package / "workflows" / "samples"):
-        if (folder / SCRIPT).is_file():
-            return folder
-    raise UsageError("the shipped samples are missing; reinstall gtrace, or run from a checkout")
-
-
 def run_demo(folder: Path, *, force: bool, say: Callable[[str], None]) -> Path:
     """Run the demo in ``folder``, which is made if it is missing, and return the path of the page.
 
@@ -201,7 +193,7 @@ def run_demo(folder: Path, *, force: bool, say: Callable[[str], None]) -> Path:
     printed = ""
     # The last one is the report.
     for command, *others in (
-        ["capture", "--steps", STEPS, str(samples_folder() / SCRIPT)],
+        ["capture", "--steps", STEPS, str(sample_file(SCRIPT))],
         ["sweep", TRACE],
         ["train", "--codec", "qsgdinf", "--bits", "3", "--task", "digits-cnn", "--steps", "100", "-o", RUN],
         ["report", SWEEP, RUN, "-o", PAGE],

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
     from rich.table import Table
 
     from gtrace.trace import TensorInfo
@@ -162,7 +162,8 @@ def work_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
         return
 
     begun = last = time.monotonic()
-    bar = _bar(what) if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None
+    # Drawn only when it is updated: a thread that draws it would forbid a sweep to fork.
+    bar = _bar(what, "{task.description}", auto_refresh=False) if _draws() else None
 
     def update(done: int, total: int) -> None:
         nonlocal last
@@ -182,13 +183,17 @@ def work_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
         yield update
 
 
-def _bar(what: str) -> Progress:
-    """A bar with one task, drawn only when it is updated: a thread that draws it would forbid a sweep to fork."""
+def _draws() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _bar(what: str, *columns: str | ProgressColumn, auto_refresh: bool = True) -> Progress:
+    """A bar with one task."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn(what), BarColumn(), TextColumn("{task.description}"))
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    console = Console(stderr=True)
+    bar = Progress(TextColumn(what), BarColumn(), *columns, console=console, transient=True, auto_refresh=auto_refresh)
     bar.add_task("", total=None)
     return bar
 
@@ -196,18 +201,14 @@ def _bar(what: str) -> Progress:
 @contextlib.contextmanager
 def step_progress(what: str, *, quiet: bool, unit: str = "steps") -> Iterator[Callable[..., None] | None]:
     """A bar on a terminal, nothing in a pipe or when ``quiet``; yields a function of (done, total, words)."""
-    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if quiet or not _draws():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-    words = TextColumn(unit + "{task.description}")
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), words, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
+    with _bar(what, MofNCompleteColumn(), unit + "{task.description}", TimeRemainingColumn()) as bar:
 
         def update(done: int, total: int, more: str = "") -> None:
-            bar.update(task, completed=done, total=total, description=f"  {more}" if more else "")
+            bar.update(bar.task_ids[0], completed=done, total=total, description=f"  {more}" if more else "")
 
         yield update

@@ -20,7 +20,7 @@ from gtrace.cli.options import Command
 from gtrace.errors import UsageError, suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from importlib.metadata import EntryPoint
 
 
@@ -261,9 +261,18 @@ def _codecs() -> list[str]:
     return sorted({*built_in()[0], *(entry.name for entry in metadata.entry_points(group="gtrace.codecs"))})
 
 
-def complete_codec(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The name of a codec or a prefix."""
-    return [name for name in (*_codecs(), *built_in()[1]) if name.startswith(incomplete)]
+def _completing(names: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
+    """What completes one of some names."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return complete
+
+
+complete_codec = _completing(lambda: (*_codecs(), *built_in()[1]))
+complete_task = _completing(lambda: importlib.import_module("gtrace.training.tasks").task_names())
+complete_figure = _completing(lambda: importlib.import_module("gtrace.report.figures").FIGURES)
 
 
 def complete_spec(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -282,17 +291,3 @@ def complete_specs(context: click.Context, parameter: click.Parameter, incomplet
     if parameter.name == "methods" and context.command.name == "sweep" and "all".startswith(word):
         found.append("all")
     return [f"{head}{comma}{spec}" for spec in found]
-
-
-def complete_task(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The name of a built-in task."""
-    from gtrace.training.tasks import task_names
-
-    return [name for name in task_names() if name.startswith(incomplete)]
-
-
-def complete_figure(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The name of a figure of a report."""
-    from gtrace.report.figures import FIGURES
-
-    return [name for name in FIGURES if name.startswith(incomplete)]

@@ -167,7 +167,8 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
         plan = make_plan(
             curves,
             budget,
-            name=_name(path),
+            # What every plan's file is called is no part of the name.
+            name=re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem.removesuffix(".plan")) or "plan",
             provenance={**about, **_provenance(settings, curves)},
             objective=goal.objective,
             groups=groups,
@@ -281,15 +282,11 @@ def _codecs(settings: PlanSettings) -> list[Codec]:
         specs += [f"fp:{name}" for name in words(settings.formats)]
     ranges: dict[str, list[Any]] = {"bits": list(settings.bits)}
     found: dict[str, Codec] = {}
+    given = {"bucket_size": bucket_sizes(settings.bucket_size), "sparsity": settings.sparsity, "ratio": settings.keep}
     for spec in specs:
-        known = set(codec_class(parse_spec(spec).name).__dataclass_fields__) if spec != "all" else set()
-        own = dict(ranges)
-        if "bucket_size" in known:
-            own["bucket_size"] = bucket_sizes(settings.bucket_size)
-        for name, given in (("sparsity", settings.sparsity), ("ratio", settings.keep)):
-            if given and name in known:
-                own[name] = list(given)
-        for made in expand([spec], own):
+        known = codec_class(parse_spec(spec).name).__dataclass_fields__ if spec != "all" else {}
+        own = {name: list(values) for name, values in given.items() if values and name in known}
+        for made in expand([spec], ranges | own):
             found.update((str(one), one) for one in _grids(made, settings.per_bit))
     found.pop("none", None)
     return list(found.values())
@@ -320,11 +317,6 @@ def _provenance(settings: PlanSettings, curves: Curves) -> dict[str, Any]:
     steps = {"count": len(curves.steps), "first": curves.steps[0], "last": curves.steps[-1]}
     command = shlex.join(["gtrace", *sys.argv[1:]])
     return {"command": command, "gtrace": __version__, "steps": steps, "codecs": len(curves.codecs), **given}
-
-
-def _name(path: Path) -> str:
-    """A plan's name: that of its file, without what every plan's file is called."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem.removesuffix(".plan")) or "plan"
 
 
 _PLAN = click.Path(path_type=Path)
@@ -364,11 +356,8 @@ def diff(settings: _PlanDiffSettings, first: Path, second: Path) -> None:
     load_plugins(settings.plugin)
     plans = load_plan(first), load_plan(second)
     old, new = ({row.tensor: row for row in plan.tensors} for plan in plans)
-    changed = {
-        name: (old.get(name), new.get(name))
-        for name in dict.fromkeys([*old, *new])
-        if name not in old or name not in new or old[name].codec != new[name].codec
-    }
+    both = {name: (old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])}
+    changed = {name: (a, b) for name, (a, b) in both.items() if a is None or b is None or a.codec != b.codec}
     totals = [
         {
             "plan": str(path),
@@ -384,7 +373,7 @@ def diff(settings: _PlanDiffSettings, first: Path, second: Path) -> None:
             {"tensor": name, **{key: row and {"codec": row.codec, "bits": row.bits} for key, row in zip("ab", pair)}}  # noqa: B905
             for name, pair in changed.items()
         ]
-        print_json({"a": totals[0], "b": totals[1], "changed": rows, "same": len(set(old) & set(new) - set(changed))})
+        print_json({"a": totals[0], "b": totals[1], "changed": rows, "same": len(both) - len(changed)})
         return
     console = stdout_console()
     for path, plan in zip((first, second), plans, strict=True):
@@ -393,7 +382,6 @@ def diff(settings: _PlanDiffSettings, first: Path, second: Path) -> None:
         echo(literal(f"{path}: {said}; minimizes {aim(plan)}", console.encoding or "utf-8"))
     if aim(plans[0]) != aim(plans[1]):
         echo("These numbers don't compare: the plans minimize different things.")
-    same = len(set(old) & set(new)) - sum(None not in pair for pair in changed.values())
     if changed:
         shown = [
             [("-", "-") if row is None else (row.codec, number(row.bits)) for row in pair] for pair in changed.values()
@@ -408,7 +396,7 @@ def diff(settings: _PlanDiffSettings, first: Path, second: Path) -> None:
             ],
             console,
         )
-    echo(f"\n{len(changed)} tensors differ, {same} are the same.")
+    echo(f"\n{len(changed)} tensors differ, {len(both) - len(changed)} are the same.")
     if plans[0].default != plans[1].default:
         echo(f"Tensors that they do not name: {plans[0].default}, then {plans[1].default}.")
 

@@ -138,8 +138,7 @@ class TimeLimit:
         return Budget("bits", low, self.said)
 
     def seconds(self, plan: Plan) -> float:
-        sizes, bits = [row.elements for row in plan.tensors], [row.bits for row in plan.tensors]
-        return self._time(sizes, bits)
+        return self._time([row.elements for row in plan.tensors], [row.bits for row in plan.tensors])
 
     def _time(self, sizes: ArrayLike, bits: ArrayLike) -> float:
         from gtrace.costs import step_seconds
@@ -184,20 +183,14 @@ class GoalSettings:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a plan minimizes, decided.
-
-    Attributes:
-        objective: ``cost`` or ``error``.
-        notes: what a user must know, a line each.
-        ratios: what codecs cost; None for the error.
-        horizon: steps; 0 for the error.
-        batch: samples of one gradient.
-    """
+    """What a plan minimizes, decided: ``cost`` or ``error``; and what a user must know, a line each."""
 
     objective: str
     notes: tuple[str, ...] = ()
+    #: what codecs cost over how many steps; None for the error
     ratios: NoiseRatios | None = None
     horizon: int = 0
+    #: samples of one gradient
     batch: float = math.nan
 
     def forecast(self, plan: Plan, curves: Curves) -> Plan:

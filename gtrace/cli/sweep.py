@@ -238,18 +238,14 @@ EVERY_BIT = tuple(range(2, 9))
 
 
 class _Choice(NamedTuple):
-    """What is swept, from what a user named.
+    """What is swept, from what a user named."""
 
-    Attributes:
-        methods: specs; empty for none beside plans.
-        bits: nominal ones.
-        few_steps: only steps that represent the others.
-        many: nobody named the codecs one by one.
-    """
-
+    #: specs; empty for none beside plans
     methods: str
     bits: tuple[int, ...]
+    #: only steps that represent the others
     few_steps: bool
+    #: nobody named the codecs one by one
     many: bool
 
     @classmethod
@@ -279,8 +275,7 @@ def _codecs(settings: SweepSettings, chosen: _Choice) -> list[TableLike]:
     from gtrace.sweep import expand
 
     ranges: dict[str, list[Any]] = {"bits": list(chosen.bits)}
-    for name in _RANGES:
-        ranges[name] = list(getattr(settings, name) or ())
+    ranges |= {name: list(getattr(settings, name) or ()) for name in _RANGES}
     if settings.bucket_size:
         ranges["bucket_size"] = bucket_sizes(settings.bucket_size)
     for name, text in (("norm", settings.norm), ("scope", settings.scope)):

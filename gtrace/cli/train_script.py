@@ -116,8 +116,7 @@ def run_one(message: str) -> int:
     def conclude(outcome: Outcome, trainings: list[ScriptTraining]) -> int:
         for one in trainings:
             one.finish()
-        if sys.stderr.isatty():
-            click.echo("\x1b[K", nl=False, err=True)
+        _clear_line()
         return outcome.exit_code
 
     load_plugins(tuple(map(Path, setup["plugins"])))
@@ -297,6 +296,11 @@ def _rules(texts: tuple[str, ...]) -> list[list[str]]:
     return pairs
 
 
+def _clear_line() -> None:
+    if sys.stderr.isatty():
+        click.echo("\x1b[K", nl=False, err=True)
+
+
 def _live() -> Any:
     """Show every record: one line on a terminal that is written over and over, nothing in a pipe."""
     if not sys.stderr.isatty():
@@ -327,22 +331,21 @@ def _conclude(
 ) -> int:
     """End the training, say what came of it, and give the exit code."""
     summary = trainings[0].finish() if trainings else None
-    if sys.stderr.isatty():
-        click.echo("\x1b[K", nl=False, err=True)
+    _clear_line()
     sys.stdout.flush()
     rank = launched_place().rank
-    trained = summary is not None and summary.steps > 0
-    if trained and not rank and summary is not None:
-        savings = savings_of_log(summary.log, cluster) if summary.log is not None else None
-        if as_json:
-            print_json(_as_dict(summary, setup, savings))
-        for line in _lines(summary, setup):
-            echo(line, err=True)
-        print_savings(savings, err=True)
-    elif not trained and rank is None and (lines := _of_children(log, setup)):
-        for line in lines:
-            echo(line, err=True)
-        print_savings(savings_of_log(log, cluster), err=True)
+    lines, savings = [], None
+    if summary is not None and summary.steps:
+        if not rank:
+            savings = savings_of_log(summary.log, cluster) if summary.log is not None else None
+            lines = list(_lines(summary, setup))
+            if as_json:
+                print_json(_as_dict(summary, setup, savings))
+    elif rank is None and (lines := _of_children(log, setup)):
+        savings = savings_of_log(log, cluster)
+    for line in lines:
+        echo(line, err=True)
+    print_savings(savings, err=True)
     if outcome.interrupted:
         raise click.Abort
     if outcome.exit_code:
@@ -351,7 +354,7 @@ def _conclude(
             raise ScriptError(failed)
         echo(f"gtrace: {failed}", err=True)
         return outcome.exit_code
-    if not trained and rank is None and not _of_children(log, setup):
+    if rank is None and not lines:
         why = "it never imported torch" if summary is None else "it took no step of a torch optimizer"
         raise UsageError(f"{program.target}: nothing went through the codec: {why}")
     return EXIT_OK
@@ -398,12 +401,11 @@ def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> Iterator[str]:
         share = summary.codec_seconds / summary.seconds
         yield f"gtrace: the codec took {share:.0%} of the CPU time after the first step"
     if summary.log is not None:
-        shown = shlex.quote(str(_near(summary.log)))
-        yield f"gtrace: {shown}; next: gtrace report {shown}"
+        yield _next(summary.log)
 
 
 def _of_children(log: Path, setup: dict[str, Any]) -> list[str]:
-    """What a user reads where processes that the program launched did the training: their run log says it."""
+    # Where processes that the program launched did the training, their run log says it.
     from gtrace.runlog import read_runlog
 
     try:
@@ -416,22 +418,18 @@ def _of_children(log: Path, setup: dict[str, Any]) -> list[str]:
     bits = sum(record["bits"] for record in steps)
     values = sum(record["bits_float32"] for record in steps) / 32
     ranks = records[0]["world_size"]
-    shown = shlex.quote(str(_near(log)))
-    return [
-        f"gtrace: {len(steps)} steps through {setup['codec']} in a launched process"
-        + (f", the first of {ranks} ranks" if ranks > 1 else "")
-        + (
-            f": {bits / values:.2f} bits per value ({32 * values / bits:.1f} times smaller than float32)"
-            if bits
-            else ""
-        ),
-        f"gtrace: {shown}; next: gtrace report {shown}",
-    ]
+    said = f"gtrace: {len(steps)} steps through {setup['codec']} in a launched process"
+    if ranks > 1:
+        said += f", the first of {ranks} ranks"
+    if bits:
+        said += f": {bits / values:.2f} bits per value ({32 * values / bits:.1f} times smaller than float32)"
+    return [said, _next(log)]
 
 
-def _near(path: Path) -> Path:
+def _next(log: Path) -> str:
     here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    shown = shlex.quote(str(log.relative_to(here) if log.is_relative_to(here) else log))
+    return f"gtrace: {shown}; next: gtrace report {shown}"
 
 
 def _as_dict(summary: ScriptSummary, setup: dict[str, Any], savings: Savings | None) -> dict[str, Any]:

@@ -55,29 +55,23 @@ _SPARK, _BAR, _NAME = 32, 16, 24
 
 @dataclass(frozen=True)
 class Glance:
-    """What is known about a training at one moment.
-
-    Attributes:
-        path: of the trace.
-        head: a line: the step, and how many are recorded at what rate.
-        ended: how the capture ended, empty while it goes on.
-        troubles: what is wrong, each with a word before it.
-        losses: float64[S] as of :class:`StreamHistory`.
-        norms: float64[S] of the whole gradient, infinite if some values are not finite.
-        layers: names and shares of the energy, the largest first; the others together are the last.
-        errors: predicted share of the energy that each codec of ``CODECS`` loses, and of which part of the gradient;
-            empty while that is not known.
-        size: bytes on disk.
-    """
+    """What is known about a training at one moment."""
 
     path: str
+    #: a line: the step, and how many are recorded at what rate
     head: str
+    #: how the capture ended, empty while it goes on
     ended: str
+    #: what is wrong, each with a word before it
     troubles: list[tuple[str, str]]
     losses: list[float]
+    #: of the whole gradient, infinite if some values are not finite
     norms: list[float]
+    #: names and shares of the energy, the largest first; the others together are the last
     layers: list[tuple[str, float]]
+    #: predicted share of the energy that each codec of ``CODECS`` loses; empty while that is not known
     errors: dict[str, float] = field(default_factory=dict)
+    #: bytes on disk
     size: int = 0
 
 

@@ -324,14 +324,7 @@ class _Filled:
             cost[place], error[place] = math.nan if bits is None else bits * size, math.nan if lost is None else lost
 
     def curves(self, order: Sequence[str] = ()) -> Curves:
-        """The curves of all added numbers.
-
-        Args:
-            order: order of the tensors; by default the order in which they were added.
-
-        Raises:
-            UsageError: nothing was added.
-        """
+        """The curves of all added numbers; tensors in this order, or as they were added."""
         there = dict.fromkeys(tensor for tensor, _ in self._cells)
         if not there:
             raise UsageError("plan: there are no finite gradients of single tensors to plan for")

@@ -266,7 +266,6 @@ def bootstrap(
         curves: curves of the tensors or groups.
         options: int64[T], the plan.
         uniform: the option for comparison.
-        seed: seed of the resampling.
 
     Returns:
         The plan over the resamples, and float64[3, T]: the share of them in which the price of a bit picks the same

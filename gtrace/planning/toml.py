@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SUFFIXES = (".toml", ".json")
-#: suffixes of plans that earlier versions wrote
-_YAML = (".yaml", ".yml")
-_AGAIN = "is YAML; plans are TOML now: run gtrace plan TRACE -o plan.toml again"
 #: a plan of ten thousand tensors has a few megabytes
 MAX_BYTES = 8 << 20
 _MAX_DEPTH = 16
@@ -34,8 +31,7 @@ def check_suffix(path: Path) -> None:
         UsageError: neither TOML nor JSON.
     """
     if path.suffix not in SUFFIXES:
-        why = _AGAIN if path.suffix in _YAML else "has no known suffix; choose a name that ends in .toml or .json"
-        raise UsageError(f"{path}: {why}")
+        raise UsageError(f"{path}: has no known suffix; choose a name that ends in .toml or .json")
 
 
 def dump(document: Mapping[str, Any]) -> str:
@@ -113,8 +109,6 @@ def load(path: str | os.PathLike[str], what: str, remedy: str) -> dict[str, Any]
             raise TraceError(f"{place}: is a folder, not {what}; {remedy}")
         if not place.is_file():
             raise TraceError(f"{place}: no such file; {remedy}")
-        if place.suffix in _YAML:
-            raise TraceError(f"{place}: {_AGAIN}")
         if place.stat().st_size > MAX_BYTES:
             raise TraceError(f"{place}: has more than {MAX_BYTES >> 20} MB, so it is not {what}; {remedy}")
         text = place.read_bytes().decode()

@@ -191,8 +191,9 @@ class RankExchange:
         self._connect(process_group)
         self._compared = AllReduceComparison()
         #: names and gradients of buckets that wait for others, and what is promised of each bucket's buffer
-        self._waiting: list[tuple[str, torch.Tensor]] = []
-        self._promised: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self._waiting: list[tuple[str, torch.Tensor]]
+        self._promised: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]]
+        self._waiting, self._promised = [], []
 
     def register(self, model: nn.Module) -> Self:
         """Average the gradients of a model through the codec; call it once, on a wrapped model, before training.
@@ -248,7 +249,7 @@ class RankExchange:
 
     def name_groups(self) -> None:
         """Name the parameters of all groups, by their places in the models."""
-        held = [(group, group.held) for group in self._sharded]
+        held = [(group, group.held()) for group in self._sharded]
         found = self._namer.of([{"params": [one for _, some in held for one in some]}], self._models)
         for group, some in held:
             group.names = [found[id(one)].name for one in some]
@@ -256,9 +257,7 @@ class RankExchange:
     def exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Handle a bucket in the communication hook: returns its buffer, with averages instead of gradients."""
         buffer = bucket.buffer()
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
-            devices=[buffer.device] if buffer.device.type == "cuda" else None
-        )
+        future = future_of(buffer)
         if bucket.index() == 0:
             # A failed backward pass leaves buckets behind.
             self._waiting, self._promised = [], []
@@ -308,34 +307,11 @@ class RankExchange:
         return self._exchange(self._codecs, pieces, values)
 
     def scatter(self, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Vector]:
-        """Average pieces of tensors, each at its owner; every rank calls this with the same pieces in the same order.
-
-        Args:
-            pieces: the pieces, with their owners.
-            values: float32[n] of each; they are not changed.
-
-        Returns:
-            float32[n] of this rank's own pieces, in order.
-
-        Raises:
-            NonfiniteGradientError: NaN or infinity under the policy ``error``.
-            PayloadError: the received bytes are damaged, or the ranks' models differ.
-        """
+        """Average pieces of tensors as :meth:`average` does, each at its owner: float32[n] of this rank's, in order."""
         return self._exchange(self._codecs, pieces, values, scattered=True)
 
     def average_replicas(self, pieces: Sequence[Piece], values: Sequence[Vector]) -> list[Vector]:
-        """Average pieces among the ranks that own them; what is sent counts as sent on.
-
-        Args:
-            values: float32[n] of each; they are not changed.
-
-        Returns:
-            float32[n] of each.
-
-        Raises:
-            NonfiniteGradientError: NaN or infinity under the policy ``error``.
-            PayloadError: the received bytes are damaged, or the ranks' models differ.
-        """
+        """Average pieces as :meth:`average` does, among the ranks that own them; what is sent counts as sent on."""
         codecs = self._between
         assert codecs is not None
         averages = self._exchange(codecs, pieces, values)
@@ -475,15 +451,8 @@ class RankExchange:
         return f"rank {dist.get_rank()} of {dist.get_world_size()} (resume with as many ranks)"
 
     def _settings(self) -> dict[str, Any]:
-        options = self.options
-        return {
-            **self.rules.describe(),
-            "exchange": options.exchange,
-            "levels": options.levels,
-            "seed": options.seed,
-            "refit": str(options.schedule),
-            "nonfinite": options.nonfinite,
-        }
+        own = {name: getattr(self.options, name) for name in ("exchange", "levels", "seed", "nonfinite")}
+        return {**self.rules.describe(), **own, "refit": str(self.options.schedule)}
 
     def _compare(self, values: Sequence[Vector], averages: Sequence[Vector], own: Sequence[bool] | None = None) -> None:
         """Compare averages with those of plain all-reduces; ranks that have only their own pieces' do so together."""
@@ -530,12 +499,14 @@ def ddp_comm_hook(state: RankExchange, bucket: GradBucket) -> torch.futures.Futu
 
 def keep_own(_state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook that sends nothing: each rank keeps its own gradient."""
-    buffer = bucket.buffer()
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
-        devices=[buffer.device] if buffer.device.type == "cuda" else None
-    )
-    future.set_result(buffer)
+    future = future_of(bucket.buffer())
+    future.set_result(bucket.buffer())
     return future
+
+
+def future_of(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """A future of a bucket's buffer."""
+    return torch.futures.Future(devices=[buffer.device] if buffer.device.type == "cuda" else None)
 
 
 # torch compares the annotations themselves, not their text.
@@ -628,7 +599,6 @@ class ShardedGroup:
         """This rank's parts of the parameters, which an optimizer updates."""
         return [one.sharded_param for one in self._group.fsdp_params]
 
-    @property
     def held(self) -> list[torch.Tensor]:
         """The same parameters as their modules hold them now, which may be gathered."""
         infos = [one._module_info for one in self._group.fsdp_params]
@@ -654,9 +624,6 @@ class ShardedGroup:
             input_tensor: [ranks * n], the chunks of every rank.
             op: mean, sum, or a sum with a factor.
             async_op: torch never asks for it.
-
-        Raises:
-            UsageError: a parameter of the group has no gradient, so that nothing says which chunks these are.
         """
         self._exchange.end_with_backward()
         chunks = self._chunks(group)
@@ -753,11 +720,7 @@ def meeting(group: Any) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | N
 
 
 def groups_in(model: nn.Module) -> Iterator[Any]:
-    """The groups of all sharded modules of a model.
-
-    Raises:
-        UsageError: a version of torch without what this needs.
-    """
+    """The groups of all sharded modules of a model."""
     for module in model.modules():
         if hasattr(module, "set_custom_reduce_scatter"):
             sharded: Any = module

@@ -76,12 +76,7 @@ def encode(codec: Composed, state: State, values: torch.Tensor, key: tuple[int, 
     """The payload of ``codec.encode``, bit for bit; only symbols, norms and an exact tail are copied to the host.
 
     Symbols at fixed width are packed on the device; for another code they travel in one byte each, or two, and the
-    host codes them.
-
-    Args:
-        codec: one that :func:`supports` accepts.
-        values: float32[size] on any device.
-        key: two 64-bit words.
+    host codes them. The values are float32[size] on any device.
 
     Raises:
         UsageError: wrong size or non-finite values.

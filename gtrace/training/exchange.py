@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -21,7 +21,7 @@ from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
 from gtrace.metrics import relative
 from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training import vectors
-from gtrace.types import WHOLE_MODEL, Role
+from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -114,10 +114,8 @@ class GaussNewton:
     """Products of the Gauss-Newton matrix J' H J with vectors: J of the model's outputs, H of the loss in them.
 
     J v is the derivative of J' u in u, so there is no need of forward mode. A product takes as long as one to four
-    gradients. The loss is the task's criterion; the model does not change, and its mode is kept.
-
-    Raises:
-        RuntimeError: an operation of the model has no second derivative in torch.
+    gradients. The loss is the task's criterion; the model does not change, and its mode is kept. Torch raises
+    RuntimeError if an operation has no second derivative.
     """
 
     def __init__(self, task: Task, model: nn.Module, batch: Batch) -> None:
@@ -178,12 +176,8 @@ class NoiseAhead:
     ) -> float:
         """r_W of an unbiased codec without memory, before the optimizer's step.
 
-        NaN if it cannot be known: a gradient that is not finite, or no second moment yet.
-
-        Args:
-            gradients: of each worker, exact.
-            clipped: factor by which clipping scales the averaged gradient.
-            lr: mean learning rate of the steps that are left.
+        NaN if it cannot be known: a gradient that is not finite, or no second moment yet. ``clipped`` is the factor by
+        which clipping scales the averaged gradient, ``lr`` the mean learning rate of the steps that are left.
         """
         exact = [self._flat(tensors) for tensors in gradients]
         # In float32 like every aggregate, so that an exact exchange has no error.

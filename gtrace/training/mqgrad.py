@@ -65,13 +65,9 @@ def reward(beta: float, cost: float, scale: float) -> float:
 
 
 class QNetwork:
-    """T inputs, ten rectified units, one linear output for each number of bits; weights are float64.
+    """T inputs, ten rectified units, one linear output for each number of bits; ``weights`` are float64.
 
     Weights are uniform in +-1 / sqrt(inputs of the layer), biases zero. The paper gives no initialization.
-
-    Attributes:
-        weights: ``hidden`` float64[10, T], ``hidden_bias`` float64[10], ``out`` float64[outputs, 10], ``out_bias``
-            float64[outputs].
     """
 
     def __init__(self, inputs: int, outputs: int, key: Key) -> None:

@@ -16,7 +16,7 @@ import functools
 import math
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +30,7 @@ from gtrace.metrics import ratio
 from gtrace.sketch import MomentSketch
 from gtrace.torch_hooks.steps import nodes_below, output_tensors
 from gtrace.training import vectors
-from gtrace.training.exchange import Bad, Nonfinite, Tally, without_nonfinite
+from gtrace.training.exchange import Bad, Tally, without_nonfinite
 from gtrace.training.settings import LAYERS, StudySettings
 from gtrace.types import State
 
@@ -67,9 +67,6 @@ class LayerCodecs:
     ``scope=model`` are fitted to the merged sketches when the batch is over, and until then values pass in float32 and
     are counted so; those with ``allocates`` get each tensor's share when the batch is over, and fit to their own
     parameter before.
-
-    Raises:
-        UsageError: the codec keeps memory between steps.
     """
 
     def __init__(self, codec: Codec, options: LinkOptions, worker: int) -> None:
@@ -186,12 +183,9 @@ class NeuralCompression:
     own, for each worker. Outputs that need no gradient are skipped, and of modules that hand on the same tensor the
     innermost counts.
 
-    Args:
-        codec: the codec of the gradients; without memory.
-        settings: of the study. If a gradient holds NaN or infinity, ``skip`` leaves it unchanged, so that the
-            resulting weight gradients are left out; ``zero`` replaces NaN and infinity by zeros; ``error`` raises.
-            Layers ``inner`` leave out gradients that come from the loss without passing another layer, ``all``
-            compress them too; the loss must depend on the output of ``model``.
+    If a gradient holds NaN or infinity, ``skip`` leaves it unchanged, so that the resulting weight gradients are left
+    out. Layers ``inner`` leave out gradients that come from the loss without passing another layer; the loss must
+    depend on the output of the model.
 
     Attributes:
         owners: parameter name -> the modules that own it; a tied weight has several.
@@ -205,10 +199,11 @@ class NeuralCompression:
         if layers not in LAYERS:
             raise UsageError(f"layers: '{layers}' is unknown; {suggest(str(layers), LAYERS)}")
         options = LinkOptions(settings.refit, settings.seed)
-        self._layers = [LayerCodecs(codec, options, worker) for worker in range(settings.workers)]
-        self._nonfinite = settings.nonfinite
+        self.workers = [LayerCodecs(codec, options, worker) for worker in range(settings.workers)]
+        self.nonfinite = settings.nonfinite
         self._batch: Batch | None = None
-        self._tally, self._bad = Tally(), list[Bad]()
+        #: of the batches since they were last collected
+        self.tally, self.bad = Tally(), list[Bad]()
         holders: dict[int, set[str]] = {}
         for path, module in model.named_modules():
             own = list(module.parameters(recurse=False))
@@ -224,17 +219,17 @@ class NeuralCompression:
     @contextlib.contextmanager
     def batch(self, step: int, worker: int = 0) -> Iterator[Batch]:
         """Compress the backward pass of one worker's batch; run forward and backward inside."""
-        self._batch = batch = Batch(self._layers[worker], step, worker, self._nonfinite, self._tally, self._bad)
+        self._batch = batch = Batch(self, step, worker)
         try:
             yield batch
         finally:
             self._batch = None
-        self._layers[worker].settle(step, self._tally)
+        self.workers[worker].settle(step, self.tally)
 
     def collect(self) -> tuple[Tally, tuple[Bad, ...]]:
         """Costs of the batches since the last call, and their tensors with NaN or infinity."""
-        found = self._tally, tuple(self._bad)
-        self._tally, self._bad = Tally(), []
+        found = self.tally, tuple(self.bad)
+        self.tally, self.bad = Tally(), []
         return found
 
     def _forwarded(self, path: str, _module: nn.Module, _inputs: object, output: object) -> None:
@@ -249,14 +244,12 @@ class NeuralCompression:
 class Batch:
     """One worker's batch; made by :meth:`NeuralCompression.batch`."""
 
-    def __init__(
-        self, layers: LayerCodecs, step: int, worker: int, nonfinite: Nonfinite, tally: Tally, bad: list[Bad]
-    ) -> None:
+    def __init__(self, compression: NeuralCompression, step: int, worker: int) -> None:
         self.step = step
         #: number of gradients compressed for a shadow so far
         self.previewed = 0
-        self._layers, self._worker, self._nonfinite = layers, worker, nonfinite
-        self._tally, self._bad = tally, bad
+        self._compression, self._worker = compression, worker
+        self._layers = compression.workers[worker]
         self._calls: dict[str, int] = {}
         self._spared: set[str] = set()
         self._nodes: dict[Node, list[str]] = {}
@@ -319,11 +312,11 @@ class Batch:
         return torch.empty_like(gradient).copy_(torch.from_numpy(decoded).reshape(gradient.shape))
 
     def _carry(self, name: str, values: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        tally, sent = self._tally, values.reshape(-1)
+        tally, sent = self._compression.tally, values.reshape(-1)
         if count := vectors.count_nonfinite(sent):
             where = f"step {self.step}, worker {self._worker}, neural gradient of {name}"
-            kept = without_nonfinite(sent, count, self._nonfinite, where)
-            self._bad.append(Bad(name, self._worker, count))
+            kept = without_nonfinite(sent, count, self._compression.nonfinite, where)
+            self._compression.bad.append(Bad(name, self._worker, count))
             tally.nonfinite += count
             if kept is None:
                 tally.payload_bits += 32 * sent.size
@@ -343,14 +336,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ShadowError:
-    """The difference between one weight gradient and the exact one of the same batch.
+    """The difference between one weight gradient and the exact one of the same batch, as :func:`compare` has it.
 
     Attributes:
-        cosine_alone: cosine with the exact weight gradient if only the gradients of this layer's own outputs
-            are compressed; NaN if there are none, or the exact gradient is zero; 0 if the compressed one is.
-        error_alone: ||compressed - exact|| / ||exact|| in that case.
-        cosine: the cosine if all layers are compressed, as in the training step.
-        error: the error if all layers are compressed.
+        cosine_alone: if only the gradients of this layer's own outputs are compressed; NaN if there are none.
+        error_alone: the same.
+        cosine: if all layers are compressed, as in the training step.
+        error: the same.
     """
 
     tensor: str
@@ -368,9 +360,10 @@ class ShadowSummary:
     seconds: float = 0.0
     _found: dict[str, list[ShadowError]] = field(default_factory=dict)
 
-    def add(self, errors: Iterable[ShadowError]) -> None:
+    def add(self, errors: Iterable[ShadowError], seconds: float) -> None:
         """Add one shadow pass."""
         self.steps += 1
+        self.seconds += seconds
         for item in errors:
             self._found.setdefault(item.tensor, []).append(item)
 
@@ -378,7 +371,7 @@ class ShadowSummary:
     def tensors(self) -> list[ShadowError]:
         """Per weight gradient the means over the passes, in the order of the model."""
         return [
-            ShadowError(name, *(finite_mean([getattr(item, part) for item in items]) for part in _PARTS))
+            ShadowError(name, *map(finite_mean, zip(*(astuple(item)[1:] for item in items), strict=True)))
             for name, items in self._found.items()
         ]
 
@@ -394,9 +387,6 @@ class ShadowSummary:
         return min(known, key=lambda item: item.cosine, default=None)
 
 
-_PARTS = ("cosine_alone", "error_alone", "cosine", "error")
-
-
 def shadow(
     batch: Batch,
     loss: torch.Tensor,
@@ -407,11 +397,7 @@ def shadow(
 
     The forward pass is not repeated, so random numbers and running statistics stay as they are. There is one further
     backward pass without compression and one per layer; none of them writes to ``grad``, fits a codec or is counted.
-
-    Args:
-        loss: the loss after its compressed backward pass, with the graph retained.
-        parameters: name -> parameter; one without ``grad`` is left out.
-        owners: parameter name -> the modules that own it.
+    The graph of the ``loss`` was retained; ``owners`` are the modules of each parameter.
     """
     held = {name: p for name, p in parameters.items() if p.grad is not None}
     with batch.only(frozenset()):

@@ -116,10 +116,6 @@ def record_task(name: str, traces: Mapping[Path, Sequence[int]], *, batch_size: 
 
     Args:
         traces: new trace -> its optimizer steps, the first of all is 0; training ends with the last.
-
-    Raises:
-        UsageError: no such task, or no PyTorch.
-        TraceError: its data are missing.
     """
     task = load_task(name)
     with one_thread():

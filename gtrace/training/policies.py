@@ -43,11 +43,7 @@ class BitPolicy:
 
 
 def scheduled(bits: Mapping[int, int]) -> Choice:
-    """Bits from a fixed schedule: step -> bits from that step on.
-
-    Raises:
-        UsageError: no bits for step 0.
-    """
+    """Bits from a fixed schedule: step -> bits from that step on."""
     if 0 not in bits:
         raise UsageError("policy schedule: needs the bits of step 0, e.g. schedule:0=2,500=4")
     starts = sorted(bits)
@@ -59,9 +55,6 @@ def adaptive(bits: tuple[int, int] = DEFAULT_BITS, divisor: float = DEFAULT_DIVI
 
     Oeland and Raj, Reducing communication overhead in distributed learning by an order of magnitude (almost), 2015, as
     MQGrad's authors ran it. A worker without finite gradients does not count; without any, it is the most.
-
-    Raises:
-        UsageError: a parameter out of range.
     """
     low, high = bits
     if not 1 <= low <= high:
@@ -114,12 +107,7 @@ _POLICIES: dict[str, tuple[dict[str, Callable[[str], Any]], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """A policy's name and options, before a run begins.
-
-    Attributes:
-        name: fixed, schedule, adaptive or mqgrad.
-        given: (option, value), or (step, bits) of a schedule, in the order of the text.
-    """
+    """A policy's name and, as ``given``, its (option, value), or (step, bits) of a schedule, before a run begins."""
 
     name: str = FIXED
     given: tuple[tuple[str, Any], ...] = ()
@@ -127,9 +115,6 @@ class PolicySpec:
     @classmethod
     def parse(cls, text: str) -> PolicySpec:
         """Read ``fixed``, ``schedule:0=2,500=4``, ``adaptive:divisor=0.001``, ``mqgrad:period=5,seed=1``.
-
-        Raises:
-            UsageError: none of these, or values that are not allowed.
 
         >>> PolicySpec.parse("adaptive:bits=2-6,divisor=0.001").given
         (('bits', (2, 6)), ('divisor', 0.001))

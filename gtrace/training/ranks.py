@@ -241,14 +241,12 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a tensor that one rank sums up, or all of it.
+    """A part of a tensor that one rank, the ``owner``, sums up; or all of it, under the tensor's own name.
 
     Attributes:
-        name: name of the piece; the tensor's if it is all of it.
         device: device on which it is encoded and decoded; None for the host.
         shape: the parameter's shape, if the piece is all of it and the shape is known.
         start: first element.
-        owner: the rank that sums it up, if the tensor is split.
     """
 
     name: str
@@ -281,7 +279,6 @@ class RankCodecs:
         first: number of this group's first rank among the workers of all groups, part of the keys.
 
     Attributes:
-        rules: the codec of each tensor.
         tally: this rank's traffic since the tally was last replaced.
         allocates: tensors share something out among themselves, and must be exchanged in one call.
     """
@@ -303,11 +300,7 @@ class RankCodecs:
         self._receivers: dict[tuple[Role, str, int], Receiver] = {}
 
     def seen(self, values: Sequence[Values]) -> Exchanging[list[tuple[int, ...]]]:
-        """For each tensor what every rank has: 1 for values to send, 2 for values that are not finite, 0 for nothing.
-
-        Raises:
-            PayloadError: the ranks' models differ.
-        """
+        """For each tensor what every rank has: 1 for values to send, 2 for some that are not finite, 0 for nothing."""
         flags = bytes(sendable(array) + 2 * isinstance(array, NotFinite) for array in values)
         self.tally.frame_bits += 8 * len(flags)
         frames = yield [flags] * self.place.size
@@ -428,21 +421,16 @@ class RankCodecs:
         self.tally.frame_bits += 8 * (len(frame) - size)
         frames = yield [frame] * self.place.size
         gathered = [split(frame, len(packed)) for frame in frames]
-        totals: list[MomentSketch | None] = []
-        for parts in zip(*gathered, strict=True):
-            known = [unpack_sketch(data) for data in parts if data]
-            totals.append(functools.reduce(operator.add, known) if known else None)
-        return totals
+        each = ([unpack_sketch(data) for data in parts if data] for parts in zip(*gathered, strict=True))
+        return [functools.reduce(operator.add, known) if known else None for known in each]
 
     def decode(
         self, pieces: Sequence[Piece], messages: Sequence[Message | NotFinite | None], role: Role, rank: int
     ) -> list[Values]:
         """One rank's messages."""
         return [
-            self._receiver(piece, role, rank).receive(message, piece.device)
-            if isinstance(message, Message)
-            else message
-            for piece, message in zip(pieces, messages, strict=True)
+            self._receiver(piece, role, rank).receive(sent, piece.device) if isinstance(sent, Message) else sent
+            for piece, sent in zip(pieces, messages, strict=True)
         ]
 
     def settle(

@@ -118,17 +118,14 @@ class RunResult:
 
 
 class TrainingRun:
-    """One codec's training.
+    """One codec's training; its ``plan`` sets it apart from the study's other runs, which have the same ``settings``.
 
     Args:
-        plan: what sets it apart from the study's other runs.
-        settings: shared with these.
         first_loss: test loss of the untrained model, if another run with the same seed has measured it.
 
     Attributes:
         label: the fields that all of its records in the run log have.
         tensors: name -> number of elements of each trained tensor.
-        weights: the quantized weights, if there are any.
     """
 
     def __init__(self, task: Task, plan: RunPlan, settings: StudySettings, first_loss: float | None = None) -> None:
@@ -165,6 +162,8 @@ class TrainingRun:
         if chooser is not None:
             assert isinstance(codec, Codec), "a table has no policy"
             self._control = BitControl(chooser, codec, self._exchange)
+        #: CPU time of a step that is no part of it: shadow passes, measurements
+        self._aside = 0.0
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []
         self._bad_steps = 0
@@ -230,8 +229,7 @@ class TrainingRun:
             }
 
     def _step(self, step: int) -> Generator[dict[str, Any], None, dict[str, Any]]:
-        start = time.process_time()
-        shadowed = self.result.shadow.seconds
+        start, self._aside = time.process_time(), 0.0
         result = self.result
         lr = self._learning_rate(step)
         for group in self._optimizer.param_groups:
@@ -243,12 +241,11 @@ class TrainingRun:
         loss = finite_mean(losses)
         chosen = {} if self._control is None else self._control.before(step, loss, gradients)
         measured: dict[str, float] = {}
-        measuring = 0.0
         if self._joint is None:
-            tally, bad, measured, measuring = self._exchange_and_step(step, gradients)
+            tally, bad, measured = self._exchange_and_step(step, gradients)
         else:
             tally, bad = self._step_jointly(self._joint, step, lr)
-        seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed) - measuring
+        seconds = time.process_time() - start - self._aside
         result.steps = step + 1
         result.seconds += seconds
         result.tally.add(tally)
@@ -287,8 +284,8 @@ class TrainingRun:
 
     def _exchange_and_step(
         self, step: int, gradients: Sequence[Mapping[str, NDArray[np.float32]]]
-    ) -> tuple[Tally, Sequence[Bad], dict[str, float], float]:
-        """Exchange and step; returns costs, bad gradients, what was measured, and the CPU time of that."""
+    ) -> tuple[Tally, Sequence[Bad], dict[str, float]]:
+        """Exchange and step; returns costs, bad gradients, and what was measured."""
         every, clip = self._settings.measure, self._clip
         measurement = Measurement(self._optimizer, dict(self._named)) if every and step % every == 0 else None
         exchanged = self._exchange.step(step, gradients, None if measurement is None else measurement.add)
@@ -302,7 +299,6 @@ class TrainingRun:
             parameter.grad = None if averaged is None else torch.from_numpy(averaged).to(parameter.device)
         norm = None if clip is None else torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
         measured: dict[str, float] = {}
-        seconds = 0.0
         if measurement is not None:
             began = time.process_time()
             clipped = 1.0 if clip is None or norm is None else min(1.0, clip / (float(norm) + _CLIP_EPSILON))
@@ -313,16 +309,16 @@ class TrainingRun:
                 with self.weights.in_place():
                     ratio = self._ahead.ratio(step, gradients, exchanged.gradients, clipped, finite_mean(rates))
             batch = equivalent_batch(self._settings.workers * self._settings.batch_size, ratio)
-            seconds = measurement.seconds + time.process_time() - began
+            self._aside += measurement.seconds + time.process_time() - began
             measured = {**measurement.fields(), "filtered_ratio": ratio, "equivalent_batch": batch}
         self._optimizer.step()
-        return tally, bad, measured, seconds
+        return tally, bad, measured
 
     def _step_jointly(self, joint: JointWorkers, step: int, lr: float) -> tuple[Tally, Sequence[Bad]]:
         """Let the workers step with their own gradients, and exchange what their optimizer sends."""
         bad = joint.check(step, self._settings.nonfinite)
-        for model in joint.models:
-            if self._clip is not None:
+        if self._clip is not None:
+            for model in joint.models:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), self._clip)
         tally = joint.step(lr, last=step == self._settings.steps - 1)
         tally.nonfinite = sum(item.count for item in bad)
@@ -347,8 +343,9 @@ class TrainingRun:
                 if shadowed and self._neural is not None and layers is not None:
                     start = time.process_time()
                     errors = shadow(layers, loss, dict(self._named), self._neural.owners)
-                    self.result.shadow.add(errors)
-                    self.result.shadow.seconds += time.process_time() - start
+                    spent = time.process_time() - start
+                    self._aside += spent
+                    self.result.shadow.add(errors, spent)
             losses.append(loss.item())
             gradients.append({name: p.grad.cpu().numpy() for name, p in self._named if p.grad is not None})
         return losses, gradients, errors
@@ -411,12 +408,11 @@ class TrainingRun:
     def announce(self) -> list[str]:
         """Warnings before the first step."""
         found = self._exchange.rules.unmatched(self.tensors)
-        if not self._codec.declared:
-            return found
-        return [
-            *found,
-            f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes",
-        ]
+        if self._codec.declared:
+            found.append(
+                f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes"
+            )
+        return found
 
     def _report(self, bad: Sequence[Bad], step: int) -> list[str]:
         """Warnings about NaN and infinities at a step, the first few one by one."""
@@ -457,13 +453,8 @@ def simulated_step(
     """Seconds of a training step if each simulated worker were a separate machine.
 
     Computation and encoding run on all machines at once, decoding of all payloads on each (or on the server); nothing
-    overlaps. If the network has ``compute``, it replaces all of these, and the time depends on bytes alone.
-
-    Args:
-        workers: number of workers, which were simulated one after the other.
-        seconds: CPU time of the whole step.
-        exact: gradients travel uncompressed, in float32.
-        linear: messages are added up on the way, like exact gradients.
+    overlaps. If the network has ``compute``, it replaces all of these, and the time depends on bytes alone. The CPU
+    ``seconds`` are those of all workers, one after the other. Messages of ``linear`` codecs are added up on the way.
     """
     values = tally.float32_bits // 32 // workers
     bits = (tally.bits + tally.envelope_bits) / workers if not exact else 32.0 * values

@@ -231,17 +231,14 @@ DEFAULT_COMPUTE = 5.0
 
 
 class RunPlan(NamedTuple):
-    """The properties in which the runs of a study differ.
-
-    Attributes:
-        policy: chooses its bits; None to keep them.
-        weights: quantization levels of weights in forward and backward; None for exact weights.
-        joint: how it exchanges anything but gradients, see :attr:`StudySettings.joint`; empty if it does not.
-    """
+    """The properties in which the runs of a study differ."""
 
     codec: Coding
+    #: chooses its bits; None to keep them
     policy: PolicySpec | None = None
+    #: quantization levels of weights in forward and backward; None for exact weights
     weights: WeightLevels | None = None
+    #: see :attr:`StudySettings.joint`
     joint: str = ""
 
     @property
@@ -269,10 +266,6 @@ def plan_runs(codecs: Sequence[Coding], settings: StudySettings) -> list[RunPlan
 
     With levels of weights, the first codec has a run with exact weights, and each other one (or the first, if it is
     alone) a run with each of the levels.
-
-    Raises:
-        UsageError: no policy, the same one twice, one for neural gradients, for codecs without bits, or with bits
-            that a codec cannot have; the same levels twice, or levels for kind neural.
     """
     policies, weights = settings.policies, settings.weights
     if len(set(weights)) < len(weights):
@@ -318,16 +311,10 @@ def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings)
     named = [str(item) for item in codecs[1:] if item not in tables] or ([] if tables else [str(codecs[0])])
     if task not in task_names() or not all(item.source for item in tables):
         return ""
+    always = ("workers", "steps", "batch_size", "lr", "seed", "refit", "nonfinite", "eval_every")
     options: dict[str, object | None] = {
         "--task": task,
-        "--workers": settings.workers,
-        "--steps": settings.steps,
-        "--batch-size": settings.batch_size,
-        "--lr": settings.lr,
-        "--seed": settings.seed,
-        "--refit": settings.refit,
-        "--nonfinite": settings.nonfinite,
-        "--eval-every": settings.eval_every,
+        **{f"--{name.replace('_', '-')}": getattr(settings, name) for name in always},
         "--seeds": settings.seeds if settings.seeds > 1 else None,
         "--optimizer": settings.optimizer or None,
         "--every": settings.every,

@@ -48,18 +48,15 @@ _SUM_BITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of averaging.
+    """A way of averaging."""
 
-    Attributes:
-        scattered: averages pieces of tensors, each at its owner, which gets those of its own, in order.
-        whole: averages whole tensors at all ranks; None: they are cut into pieces, whose owners send the averages on.
-        complete: whether it needs values of every rank; tensors that a rank cannot send are all-gathered.
-        parts: pieces of a tensor; None for one for each rank.
-    """
-
+    #: averages pieces of tensors, each at its owner, which gets those of its own, in order
     scattered: Averages
+    #: averages whole tensors at all ranks; None: they are cut into pieces, whose owners send the averages on
     whole: Averages | None = None
+    #: whether it needs values of every rank; tensors that a rank cannot send are all-gathered
     complete: bool = False
+    #: pieces of a tensor; None for one for each rank
     parts: int | None = None
 
 
@@ -74,9 +71,7 @@ def averaging(
 ) -> Averaging:
     """The averages of tensors by the chosen way; those of linear codecs by all-reduces, whatever the way.
 
-    Args:
-        values: the values of each to send.
-        scattered: the tensors are pieces with owners, and each owner gets the averages of its own, in order.
+    If they are ``scattered``, tensors are pieces with owners, and each owner gets the averages of its own, in order.
 
     Raises:
         PayloadError: the ranks' models differ.
@@ -205,9 +200,6 @@ def hierarchical(
     """Each ``node`` ranks that follow each other average pieces among themselves, then nodes among each other.
 
     Each value is encoded twice (ZeRO++'s qgZ, Wang et al. 2023), and once more on its way to all ranks.
-
-    Raises:
-        UsageError: the ranks are not whole nodes.
     """
     rank, size = codecs.place.rank, codecs.place.size
     if size % node:
@@ -223,11 +215,7 @@ def hierarchical(
 def _sums_of_codes(
     codecs: RankCodecs, pieces: Sequence[Piece], cuts: Sequence[Vector], step: int
 ) -> Exchanging[tuple[list[NDArray[np.int64]], Callable[[int, NDArray[np.int64]], Vector]]]:
-    """The sums of this rank's own pieces; the mean of a piece (its place among ``pieces``) from such a sum.
-
-    Raises:
-        UsageError: a codec without integers that add up and scales that can be shared.
-    """
+    """The sums of this rank's own pieces; the mean of a piece (its place among ``pieces``) from such a sum."""
     size = codecs.place.size
     each = [_adding(piece.codec) for piece in pieces]
     senders = [codecs.sender(piece, "up") for piece in pieces]
@@ -298,9 +286,6 @@ def all_reduce(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Valu
     """Tensors of linear codecs, by all-reduces of their messages.
 
     A tensor that one rank cannot send is sent uncompressed by the others, and no memory changes.
-
-    Raises:
-        PayloadError: the ranks' models differ.
     """
     size, everyone = codecs.place.size, (yield from codecs.seen(values))
     averages: dict[int, Vector] = {}
@@ -373,11 +358,7 @@ def cut_up(whole: Sequence[Piece], values: Sequence[Values], ranks: int, most: i
 
 
 def _adding(codec: Codec) -> Composed:
-    """The codec behind memories on the sender's side, which a sum does not concern.
-
-    Raises:
-        UsageError: it has no integers that add up, or scales that cannot be shared.
-    """
+    """The codec behind memories on the sender's side, which a sum does not concern."""
     inside = codec
     while isinstance(inside, Wrapper) and inside.parts.memory.keeps and not inside.both_ends:
         inside = inside.inner
@@ -400,24 +381,19 @@ def _added(parts: Parts, total: NDArray[np.int64], ranks: int, scales: NDArray[n
 
 
 def _wide(parts: Parts, ranks: int) -> int:
-    """Bits of a sum of the integers of these ranks.
-
-    Raises:
-        UsageError: more than 16.
-    """
+    """Bits of a sum of the integers of these ranks."""
     width = width_for(ranks * int(_integers(parts)[-1]) + 1)
     if width > _SUM_BITS:
         raise UsageError(f"shared-scale: a sum of {ranks} codes needs {width} bits; take fewer bits or ranks")
     return width
 
 
-#: the names of ways that need nothing else
-NAMES = ("allgather", "two-shot", "ring", "shared-scale")
 ALL_GATHER = Way(to_owners, all_gather)
 ALL_REDUCE = Way(all_reduce, all_reduce)
 #: two shots of whole tensors: each has one rank as its server
 SERVED = Way(to_owners, parts=1)
-_WAYS = {
+#: ways whose names need nothing else
+WAYS = {
     "allgather": ALL_GATHER,
     "two-shot": Way(to_owners),
     "ring": Way(ring, complete=True),
@@ -426,13 +402,13 @@ _WAYS = {
 
 
 def way(name: str) -> Way:
-    """The way of a name: one of :data:`NAMES`, or ``hierarchical:N`` with N ranks in a node.
+    """The way of a name: one of :data:`WAYS`, or ``hierarchical:N`` with N ranks in a node.
 
     Raises:
         UsageError: no such way.
     """
     if found := re.fullmatch(r"hierarchical:([1-9][0-9]{0,5})", name):
         return Way(functools.partial(hierarchical, node=int(found[1])), complete=True)
-    if name not in _WAYS:
-        raise UsageError(f"exchange: '{name}' is unknown; {suggest(name, (*NAMES, 'hierarchical:8'))}")
-    return _WAYS[name]
+    if name not in WAYS:
+        raise UsageError(f"exchange: '{name}' is unknown; {suggest(name, (*WAYS, 'hierarchical:8'))}")
+    return WAYS[name]

@@ -59,11 +59,7 @@ class WeightLevels:
 
     @classmethod
     def parse(cls, text: str) -> WeightLevels:
-        """Read a placement and a count, e.g. ``optimal5``.
-
-        Raises:
-            UsageError: it is not.
-        """
+        """Read a placement and a count, e.g. ``optimal5``."""
         found = re.fullmatch(r"([a-z]+)(\d+)", text)
         if found is None:
             raise UsageError(f"levels of weights: '{text}' needs a placement and a count, e.g. optimal5.")
@@ -107,18 +103,13 @@ class QuantizedWeights:
     """The quantized weights of one model: all with two or more dimensions, except the first and the last layer's.
 
     Levels are in units of a tensor's largest magnitude, which is measured again every time; the levels are
-    fitted at the steps of a schedule. A tensor that is all zero or not finite is left unchanged.
-
-    Args:
-        model: in float32 on the CPU, with its first weights.
-        refit: when optimal levels are fitted, the first time at once.
+    fitted at the steps of a schedule, the first time at once. A tensor that is all zero or not finite stays as it is.
 
     Attributes:
-        error: ||quantized - weights||^2 / ||weights||^2 over all of them, at their last use; NaN
-            without any.
+        error: ||quantized - weights||^2 / ||weights||^2 over all of them, at their last use; NaN without any.
 
     Raises:
-        UsageError: fewer than three layers, or weights of another type.
+        UsageError: fewer than three layers, or weights that are not float32 on the CPU.
     """
 
     def __init__(self, model: nn.Module, levels: WeightLevels | None, refit: RefitSchedule) -> None:
@@ -178,11 +169,7 @@ class QuantizedWeights:
 
 
 def inner_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters with two or more dimensions, by name, without those of the first and the last layer with any.
-
-    Raises:
-        UsageError: fewer than three layers have some, or they are not float32 on the CPU.
-    """
+    """Parameters with two or more dimensions, by name, without those of the first and the last layer with any."""
     layers: list[dict[str, nn.Parameter]] = []
     for prefix, module in model.named_modules():
         own = {
@@ -207,8 +194,7 @@ def inner_weights(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _flat(parameter: nn.Parameter) -> NDArray[np.float32]:
-    array: NDArray[np.float32] = parameter.detach().contiguous().view(-1).numpy()
-    return array
+    return parameter.detach().contiguous().view(-1).numpy()
 
 
 def _dot(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

@@ -67,12 +67,8 @@ def run_bench(
 ) -> BenchResult:
     """Compare codecs with every built-in one at equal measured bits.
 
-    Args:
-        specs: of the codecs in question; what a spec leaves open runs over the protocol's ranges.
-        at: measured bits per coordinate of the first table; the protocol's by default. A codec of one configuration
-            is compared at its own bits.
-        jobs: threads; numbers do not depend on them.
-        say: called with a line before whatever takes long.
+    What a spec leaves open runs over the protocol's ranges. ``at`` are the measured bits per coordinate of the first
+    table, the protocol's by default; a codec of one configuration is compared at its own bits.
     """
     asked = [protocol.configurations(spec) for spec in specs]
     built_in = protocol.built_in()
@@ -90,7 +86,8 @@ def run_bench(
     mine = tuple(label for label in labels if label in asked_for)
     others = tuple(label for label in labels if label not in mine)
     # Each trace again, with the bits of codecs that have no others to choose.
-    wanted = {label: tuple(_only_bits(analysis, label) or targets[0] for analysis in analyses) for label in mine}
+    members = {label: [[c.bits for c in a.configurations if c.family == label] for a in analyses] for label in mine}
+    wanted = {label: tuple(b[0] if len(b) == 1 else targets[0] for b in each) for label, each in members.items()}
     analyses = tuple(
         analyze(result, trace.name, sorted({targets[0], *(wanted[label][k] for label in mine)}))
         for k, (result, trace) in enumerate(zip(results, traces, strict=True))
@@ -141,12 +138,6 @@ def _sweep(
         return run([*built_in, *asked])
 
 
-def _only_bits(analysis: SweepAnalysis, label: str) -> float:
-    """Measured bits of a family of one configuration, 0 for others."""
-    members = [c for c in analysis.configurations if c.family == label]
-    return members[0].bits if len(members) == 1 else 0.0
-
-
 def _versions(specs: Sequence[str], traces: Sequence[StandardTrace]) -> dict[str, str]:
     found = {**versions(), "source": build().partition("+")[2]}
     for spec in specs:
@@ -159,19 +150,15 @@ def _versions(specs: Sequence[str], traces: Sequence[StandardTrace]) -> dict[str
 
 
 class Duel(NamedTuple):
-    """A codec against another on one trace.
+    """A codec against another on one trace."""
 
-    Attributes:
-        error: relative variance over the other's at equal bits, the geometric mean over the bits that both reach; below
-            1 the first has less error. NaN if there are no such bits.
-        low: least of these bits per coordinate.
-        high: most of them; ``low`` where one of the two has a single configuration.
-        rate: bits over the other's at equal error, the mean of its logarithm (Bjontegaard); NaN without two curves.
-    """
-
+    #: relative variance over the other's at equal bits, the geometric mean over the bits that both reach; below 1 the
+    #: first has less error. NaN if there are no such bits.
     error: float
+    #: least and most of these bits per coordinate; the same where one of the two has a single configuration
     low: float
     high: float
+    #: bits over the other's at equal error, the mean of its logarithm (Bjontegaard); NaN without two curves
     rate: float
 
 
@@ -218,25 +205,18 @@ class Model:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How codecs are compared. Whoever changes a number gives it another name.
-
-    Attributes:
-        name: of this protocol, for papers.
-        models: that are trained.
-        phases: early and late -> the consecutive steps whose gradients are encoded. Levels are fitted on the step
-            before, and codecs with memory are replayed over them.
-        seed: of weights, batches and encodings.
-        draws: encodings of each tensor at each step.
-        ranges: parameter -> values that a codec is run with where its spec does not fix them.
-        slow: codec -> its own ranges: those that fit by gradient descent, to the levels of the others.
-        at: measured bits per coordinate of the first table.
-    """
+    """How codecs are compared. Whoever changes a number gives it another name."""
 
     name: str
     models: tuple[Model, ...]
+    #: early and late -> the consecutive steps whose gradients are encoded. Levels are fitted on the step before, and
+    #: codecs with memory are replayed over them.
     phases: Mapping[str, Sequence[int]]
+    #: of weights, batches and encodings
     seed: int = 0
+    #: encodings of each tensor at each step
     draws: int = 1
+    #: parameter -> values that a codec is run with where its spec does not fix them
     ranges: Mapping[str, tuple[Any, ...]] = field(
         default_factory=lambda: {
             "bits": (2, 3, 4, 5, 6, 8),
@@ -246,9 +226,11 @@ class Protocol:
             "bin_size": (50, 500),
         }
     )
+    #: codec -> its own ranges: those that fit by gradient descent, to the levels of the others
     slow: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(
         default_factory=lambda: {"alqg": {"bits": (2, 3, 4)}, "alqg-n": {"bits": (2, 3, 4)}}
     )
+    #: measured bits per coordinate of the first table
     at: float = 3.0
 
     def built_in(self) -> list[Codec]:

@@ -26,7 +26,7 @@ def compressed(model, codec, *, refit="once", layers="all", **options):
 
 
 def tensors(neural):
-    return neural._layers[0]._tensors
+    return neural.workers[0]._tensors
 
 
 def mlp(*, inplace=False):
@@ -189,7 +189,7 @@ def test_scope_model_is_fitted_to_all_layers_of_the_batch_before():
     neural = compressed(model, codec, refit="0,+1")
 
     def levels():
-        return neural._layers[0]._fitted.arrays["levels"]
+        return neural.workers[0]._fitted.arrays["levels"]
 
     plain = backward(copy.deepcopy(model), data())
     same(backward(model, data(), neural), plain)

@@ -114,11 +114,7 @@ _TASKS = {
 
 
 def require_torch() -> None:
-    """Check that PyTorch is installed, without importing it.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Raise UsageError unless PyTorch is installed; imports nothing."""
     if importlib.util.find_spec("torch") is None:
         raise UsageError("training needs PyTorch, which is not installed: pip install torch")
 
@@ -129,11 +125,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def describe_task(name: str) -> str:
-    """One line about a task.
-
-    Raises:
-        UsageError: unknown; the nearest names are suggested.
-    """
+    """One line about a task, if there is one of that name."""
     if name not in _TASKS:
         raise UsageError(f"no task '{name}'; {suggest(name, _TASKS)}")
     return _TASKS[name][1]
@@ -154,17 +146,15 @@ def load_task(name: str) -> Task:
 
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_FOLDERS = (_PACKAGE / "workflows" / "samples" / "data", _PACKAGE.parent / "samples" / "data")
+#: where the shipped samples are: in an installation inside the package, in a checkout beside it
+_SAMPLES = (_PACKAGE / "workflows" / "samples", _PACKAGE.parent / "samples")
 
 
 def sample_file(name: str) -> Path:
-    """The path of a shipped data file.
-
-    Raises:
-        TraceError: this installation lacks it.
-    """
-    for folder in _FOLDERS:
-        if (folder / name).is_file():
-            return folder / name
-    looked = " and ".join(str(folder) for folder in _FOLDERS)
-    raise TraceError(f"{name}: the data of the samples are missing (looked in {looked}); install gtrace again")
+    """The path of a shipped script, or data file."""
+    for folder in _SAMPLES:
+        for path in (folder / "data" / name, folder / name):
+            if path.is_file():
+                return path
+    looked = " and ".join(map(str, _SAMPLES))
+    raise TraceError(f"{name}: the samples are missing (looked in {looked}); install gtrace again")

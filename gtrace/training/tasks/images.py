@@ -33,11 +33,7 @@ _TEST_BATCH = 500
 
 
 def fashion_folder() -> Path:
-    """The folder with the four files.
-
-    Raises:
-        TraceError: there is none.
-    """
+    """The folder with the four files of Fashion-MNIST."""
     given = os.environ.get(VARIABLE)
     folder = Path(given) if given else _INSTALLED
     if not (folder / "train-images-idx3-ubyte.gz").is_file():
@@ -49,11 +45,7 @@ def fashion_folder() -> Path:
 
 
 def read_idx(path: Path, magic: int) -> NDArray[np.uint8]:
-    """The bytes of a gzipped IDX file in their shape.
-
-    Raises:
-        TraceError: another kind of file, or a damaged one.
-    """
+    """The bytes of a gzipped IDX file in their shape."""
     try:
         with gzip.open(path) as file:
             data = file.read(1 << 27)

@@ -146,11 +146,7 @@ class CharTransformer(_Characters):
 
 
 def treebank() -> tuple[str, str]:
-    """The training and the validation text of the Penn Treebank.
-
-    Raises:
-        TraceError: it was not found.
-    """
+    """The training and the validation text of the Penn Treebank."""
     given = os.environ.get(VARIABLE)
     try:
         if given:

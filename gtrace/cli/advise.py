@@ -133,7 +133,6 @@ def _lines(advice: Advice, program: str) -> list[str]:
 
 
 def _table(advice: Advice) -> list[str]:
-    """float32, bf16, the codec and the plan, a line each."""
     timed = advice.cluster is not None
     rows = [("", "bits", "error", *(("step",) if timed else ()))]
     for one in advice.options:

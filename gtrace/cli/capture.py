@@ -92,7 +92,6 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
     session = CaptureSession(chosen, attrs, say=say, status=True)
 
     def leave(exit_code: int) -> int:
-        """The program ends the process by itself, so that nothing after ``run_program`` is reached."""
         try:
             return _conclude(program, Outcome(exit_code), session, shown, say)
         except GtraceError as error:
@@ -117,7 +116,6 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
 def _conclude(
     program: Program, outcome: Outcome, session: CaptureSession, path: Path, say: Callable[[str], None]
 ) -> int:
-    """Finish the trace, say what came of it, and give the exit code."""
     place = launched_place()
     status: Literal["complete", "interrupted"] = "interrupted" if outcome.exit_code else "complete"
     if session.in_child:

@@ -57,7 +57,6 @@ def command(settings: _CodecsSettings, name: str | None) -> None:
 
 
 def _all() -> list[dict[str, Any]]:
-    """Every codec that can be had; the others are said on stderr."""
     from gtrace.codecs import codec_names, wrapper_names
     from gtrace.codecs.plugins import hidden, installed_names, origins
 
@@ -162,7 +161,6 @@ def _list(described: list[dict[str, Any]]) -> None:
 
 
 def _page(item: dict[str, Any]) -> str:
-    """The page of a codec, in the order of manuals."""
     width = min(_WIDEST, shutil.get_terminal_size().columns)
 
     def text(value: str, indent: int = 4) -> list[str]:

@@ -114,7 +114,6 @@ def _load_added(name: str) -> click.Command:
 
 
 def _pair(entry: EntryPoint) -> tuple[str, str]:
-    """What another package's entry point names: the module of a command, and its line in the help."""
     with _of_package(entry):
         module, line = entry.load()
         return str(module), str(line)
@@ -257,7 +256,6 @@ def built_in() -> tuple[list[str], list[str]]:
 
 
 def _codecs() -> list[str]:
-    """Names of codecs, those of installed packages among them."""
     return sorted({*built_in()[0], *(entry.name for entry in metadata.entry_points(group="gtrace.codecs"))})
 
 

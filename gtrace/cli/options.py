@@ -87,7 +87,6 @@ class TracePath(click.ParamType["Path | str"]):
         return path
 
     def _check(self, path: Path) -> None:
-        """Name a file of another kind for what it is."""
         with path.open("rb") as file:
             start = file.read(len(_SWEEP[0]))
         if start.startswith(_HDF5) or path.suffix in (".h5", ".hdf5") or (self._sweeps and start == _SWEEP[0]):

@@ -218,7 +218,6 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
 
 
 def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
-    """The rows of a sweep that a plan may look at: of the methods, tensors and steps asked for."""
     from gtrace.codecs import codec, split_specs
 
     for name in ("formats", "sparsity", "keep", "kind"):
@@ -303,7 +302,6 @@ def _grids(made: Codec, per_bit: int) -> list[Codec]:
 
 
 def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]:
-    """Tensor -> its group, of those that have one."""
     if not groups:
         return {}
     from gtrace.report.analysis.tensors import OTHERS, assign

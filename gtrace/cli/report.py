@@ -157,7 +157,6 @@ def _report(settings: _ReportSettings, results: list[Path], cluster: Cluster | N
 
 
 def _given(results: list[Path]) -> list[Path]:
-    """The results named, or the newest ones here, which is said."""
     from gtrace.report.inputs import newest_results
 
     if results:

@@ -213,7 +213,6 @@ def _exchanges(settings: SweepSettings, codecs: list[TableLike]) -> ExchangePlan
 def _exchange(
     settings: SweepSettings, trace: Path | str, plan: ExchangePlan, globs: list[str] | None, path: Path, progress: Any
 ) -> None:
-    """Measure exchanges, add them to the results and print them."""
     from rich.console import Console
 
     from gtrace.report.analysis.details import exchanges_of
@@ -271,7 +270,6 @@ class _Choice(NamedTuple):
 
 
 def _codecs(settings: SweepSettings, chosen: _Choice) -> list[TableLike]:
-    """The codecs of the methods over the ranges, then the plans."""
     from gtrace.sweep import expand
 
     ranges: dict[str, list[Any]] = {"bits": list(chosen.bits)}

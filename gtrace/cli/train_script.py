@@ -55,7 +55,6 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
 
 
 def _setup(settings: TrainSettings, chosen: Coding, program: Program) -> dict[str, Any]:
-    """The settings of a process that trains, without its log."""
     from gtrace.codecs.assignment import CodecTable
 
     if isinstance(chosen, CodecTable) and (settings.rules or settings.min_size):
@@ -247,7 +246,6 @@ def _write(log: Path, found: list[list[dict[str, Any]]], study: dict[str, Any]) 
 
 
 def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range, *, as_json: bool) -> int:
-    """The final losses beside each other, on stdout; returns the exit code."""
     from gtrace.report.analysis.runs import final_losses
     from gtrace.report.sections.training import comparison_lines
 
@@ -329,7 +327,6 @@ def _conclude(
     *,
     as_json: bool,
 ) -> int:
-    """End the training, say what came of it, and give the exit code."""
     summary = trainings[0].finish() if trainings else None
     _clear_line()
     sys.stdout.flush()

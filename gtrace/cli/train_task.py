@@ -85,7 +85,6 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
 
 
 def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: bool) -> None:
-    """The results so far, and what they save between the machines of ``cluster``, on stdout."""
     settings, savings = study.settings, savings_of_log(path, cluster)
     from gtrace.report import analyze_runs
     from gtrace.report.analysis.runs import chosen_bits, common_loss
@@ -363,7 +362,6 @@ def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: flo
 
 
 def _columns(study: Study, logged: dict[tuple[str, int], Logged], target: float) -> dict[str, list[str]]:
-    """Heading -> a cell for every run."""
     from gtrace.report.analysis.runs import seconds_to_loss
 
     settings, results = study.settings, study.results

@@ -120,7 +120,6 @@ class Watch:
             )
 
     def _end(self, trace: Trace) -> str:
-        """How the capture ended, empty while it goes on."""
         quiet = self._asks and time.monotonic() - self._changed > _QUIET
         if trace.attrs.get("status") == "writing" and not quiet:
             return ""

@@ -150,18 +150,14 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class NoiseRatios:
-    """What the noise of each codec on each tensor is predicted to cost, over what the gradient's own noise costs.
+    """What the noise of each codec on each tensor is predicted to cost, over what the gradient's own noise costs."""
 
-    Attributes:
-        ratio: float64[T, O], which adds up over tensors; NaN if it is not known.
-        low: float64[O], lower end of the interval over the ratio.
-        high: float64[O], upper end.
-        left_out: spec -> why its ratio is not known, in one clause.
-    """
-
+    #: float64[T, O], which adds up over tensors; NaN if it is not known
     ratio: NDArray[np.float64]
+    #: float64[O], the ends of the interval over the ratio
     low: NDArray[np.float64]
     high: NDArray[np.float64]
+    #: spec -> why its ratio is not known, in one clause
     left_out: dict[str, str]
 
 

@@ -157,7 +157,6 @@ def choose(curves: Curves, budget: Budget, groups: Mapping[str, str] | None = No
 
 
 def _too_tight(problem: _Problem, curves: Curves, budget: Budget) -> str:
-    """Advice for a budget that nothing fits into."""
     values = problem.cost if budget.kind == "bits" else problem.error
     at = values.argmin(axis=1)
     least = float(values.min(axis=1).sum())
@@ -172,7 +171,6 @@ def _too_tight(problem: _Problem, curves: Curves, budget: Budget) -> str:
 
 
 def _against(problem: _Problem, curves: Curves, alone: int) -> UniformChoice:
-    """The best uniform choice, and the error of a plan with the same bits."""
     bits, error = problem.of(problem.everywhere(alone))
     planned = problem.solve(Budget("bits", bits, ""), alone)
     assert planned is not None, "the uniform choice itself fits"

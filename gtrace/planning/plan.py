@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.spec import codec as build_codec
@@ -34,41 +34,31 @@ WORTH = 0.05
 
 @dataclass(frozen=True, slots=True)
 class PlanTotals:
-    """Totals of the plan.
-
-    Attributes:
-        elements: number of elements of all tensors.
-        bits: expected measured bits per coordinate: payload, norms and shared bytes.
-        ratio: float32 bits over these bits.
-        error: expected relative error of the whole gradient, weighted by the objective.
-        bound: lower limit for every plan: of the error under a budget of bits, of the bits under one of the error.
-        gap: relative distance of the plan above it.
-        optimal: no other choice is better.
-    """
+    """Totals of the plan."""
 
     elements: int
+    #: expected measured bits per coordinate: payload, norms and shared bytes
     bits: float
+    #: float32 bits over these bits
     ratio: float
+    #: expected relative error of the whole gradient, weighted by the objective
     error: float
+    #: lower limit for every plan: of the error under a budget of bits, of the bits under one of the error
     bound: float
+    #: relative distance of the plan above it
     gap: float
+    #: no other choice is better
     optimal: bool
 
 
 @dataclass(frozen=True, slots=True)
 class UniformChoice:
-    """One codec for all tensors.
-
-    Attributes:
-        codec: its spec.
-        bits: expected bits per coordinate.
-        error: expected relative error.
-        planned: error of the best plan with no more bits than these; None if it was not computed.
-    """
+    """One codec for all tensors: its spec, expected bits per coordinate and expected relative error."""
 
     codec: str
     bits: float
     error: float
+    #: error of the best plan with no more bits than these; None if it was not computed
     planned: float | None = None
 
     @property
@@ -79,33 +69,24 @@ class UniformChoice:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRate:
-    """The value of bits at this budget.
+    """The value of bits at this budget."""
 
-    Attributes:
-        more: error of the plan with one more bit per coordinate, over this one's; None if this error is 0.
-        less: the same with one bit less; None if nothing fits.
-        price: error that a bit per coordinate saves at the margin.
-    """
-
+    #: error of the plan with one more bit per coordinate, over this one's; None if this error is 0
     more: float | None
+    #: the same with one bit less; None if nothing fits
     less: float | None
+    #: error that a bit per coordinate saves at the margin
     price: float
 
 
 @dataclass(frozen=True, slots=True)
 class PlanForecast:
-    """What a plan's noise is predicted to cost by the end of some steps; see :mod:`gtrace.noise`.
-
-    Attributes:
-        steps: the horizon.
-        batch: samples of one gradient; 100 if the trace does not say.
-        equivalent: samples that would be as noisy without compression.
-        low: lower end of its interval.
-        high: upper end.
-    """
+    """What a plan's noise is predicted to cost by the end of some ``steps``; see :mod:`gtrace.noise`."""
 
     steps: int
+    #: samples of one gradient; 100 if the trace does not say
     batch: float
+    #: samples that would be as noisy without compression, and the ends of their interval
     equivalent: float
     low: float
     high: float
@@ -117,19 +98,14 @@ class PlanForecast:
 
 @dataclass(frozen=True, slots=True)
 class Firmness:
-    """The plan over resampled steps; see :func:`gtrace.planning.make.bootstrap`.
-
-    Attributes:
-        resamples: number of resamples.
-        block: steps in a block.
-        regret: 5th, 50th and 95th percentile of the plan's error over the least error of any plan with its bits
-            on the resampled steps, minus 1.
-        gain: the same percentiles of 1 - plan's error / error of the best uniform choice; None without one.
-    """
+    """The plan over resampled steps, in blocks of ``block``; see :func:`gtrace.planning.make.bootstrap`."""
 
     resamples: int
     block: int
+    #: 5th, 50th and 95th percentile of the plan's error over the least error of any plan with its bits on the resampled
+    #: steps, minus 1
     regret: tuple[float, ...]
+    #: the same percentiles of 1 - plan's error / error of the best uniform choice; None without one
     gain: tuple[float, ...] | None
 
 
@@ -143,30 +119,22 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """One tensor.
-
-    Attributes:
-        tensor: its name.
-        codec: its spec.
-        elements: number of its elements.
-        bits: expected bits per coordinate.
-        error: its part of the relative error of the whole gradient.
-        stable: fraction of the resampled steps on which its codec stays the same; None without any.
-        bits_low: 5th percentile of the bits that it gets there.
-        bits_high: 95th percentile.
-        group: name of its group with a common codec; empty without one.
-        at_frontier: its bits at each point of the frontier.
-    """
+    """One tensor: its name, its codec's spec, and expected bits per coordinate."""
 
     tensor: str
     codec: str
     elements: int
     bits: float
+    #: its part of the relative error of the whole gradient
     error: float
+    #: fraction of the resampled steps on which its codec stays the same; None without any
     stable: float | None = None
+    #: 5th and 95th percentile of the bits that it gets there
     bits_low: float | None = None
     bits_high: float | None = None
+    #: name of its group with a common codec; empty without one
     group: str = ""
+    #: its bits at each point of the frontier
     at_frontier: tuple[float, ...] = ()
 
 
@@ -304,27 +272,19 @@ def is_plan(start: bytes) -> bool:
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    """A value checked against its type.
-
-    Raises:
-        TraceError: it has another type.
-    """
-    known = get_args(kind)
+    """A value checked against its type: that of a field of a plan."""
+    known, origin = get_args(kind), get_origin(kind)
     if type(None) in known:
-        if value is None:
-            return None
-        kind = next(one for one in known if one is not type(None))
-        known = get_args(kind)
-    if getattr(kind, "__origin__", kind) is tuple:
+        return None if value is None else _read(known[0], value, where)
+    if origin is tuple:
         if not isinstance(value, (list, tuple)) or len(value) > MAX_TENSORS:
             raise _wrong(where, value, "a list")
         return tuple(_read(known[0], item, f"{where}[{k}]") for k, item in enumerate(value))
-    record = hasattr(kind, "__dataclass_fields__")
-    if not record and getattr(kind, "__origin__", kind) is not dict:
+    if origin is None and not is_dataclass(kind):
         return _read_scalar(kind, value, where)
     if not isinstance(value, dict):
         raise _wrong(where, value, "names with values")
-    return _record(kind, value, where) if record else dict(value)
+    return dict(value) if origin is dict else _record(kind, value, where)
 
 
 def _read_scalar(kind: Any, value: Any, where: str) -> Any:

@@ -167,6 +167,5 @@ def sum_depth(size: int) -> int:
 
 
 def _parts(codec: Composed) -> tuple[BucketNorm, LevelGrid, SharedCode]:
-    """Scale, grid and coder of a codec that :func:`supports` accepts."""
     parts = codec.parts
     return cast("BucketNorm", parts.scale), cast("LevelGrid", parts.grid), cast("SharedCode", parts.coder)

@@ -270,7 +270,6 @@ class BitControl:
             self._exchange.use(self._codec.at_bits(bits))
 
     def _rms(self, tensors: Mapping[str, NDArray[np.float32]]) -> float:
-        """RMS of all values that go through the codec; NaN without any."""
         choose = self._exchange.rules.choose
         chosen = [array for name, array in tensors.items() if choose(name, array.size) != Identity()]
         count = sum(array.size for array in chosen)

@@ -285,7 +285,6 @@ class TrainingRun:
     def _exchange_and_step(
         self, step: int, gradients: Sequence[Mapping[str, NDArray[np.float32]]]
     ) -> tuple[Tally, Sequence[Bad], dict[str, float]]:
-        """Exchange and step; returns costs, bad gradients, and what was measured."""
         every, clip = self._settings.measure, self._clip
         measurement = Measurement(self._optimizer, dict(self._named)) if every and step % every == 0 else None
         exchanged = self._exchange.step(step, gradients, None if measurement is None else measurement.add)
@@ -315,7 +314,6 @@ class TrainingRun:
         return tally, bad, measured
 
     def _step_jointly(self, joint: JointWorkers, step: int, lr: float) -> tuple[Tally, Sequence[Bad]]:
-        """Let the workers step with their own gradients, and exchange what their optimizer sends."""
         bad = joint.check(step, self._settings.nonfinite)
         if self._clip is not None:
             for model in joint.models:
@@ -415,7 +413,6 @@ class TrainingRun:
         return found
 
     def _report(self, bad: Sequence[Bad], step: int) -> list[str]:
-        """Warnings about NaN and infinities at a step, the first few one by one."""
         shown = [
             f"{self.result.run}: step {step}, worker {item.worker}, {item.tensor}: {item.count} gradient values "
             f"are not finite; {_HANDLED[self._settings.kind, self._settings.nonfinite]}"

@@ -417,7 +417,6 @@ class ScriptTraining:
         return after_closure(args, kwargs, lambda: take(optimizer))
 
     def _compress(self, optimizer: Optimizer) -> None:
-        """Put what the codec makes of them instead of the gradients, unless ranks have done so."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         count = self._count(optimizer, parameters)
         if self._options.watched:

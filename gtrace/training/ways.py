@@ -132,7 +132,6 @@ def _cut_and_sent_on(
 
 
 def _owned(codecs: RankCodecs, pieces: Sequence[Piece]) -> list[list[int]]:
-    """The places of each rank's own pieces."""
     return [[k for k, piece in enumerate(pieces) if piece.owner == one] for one in range(codecs.place.size)]
 
 
@@ -368,7 +367,6 @@ def _adding(codec: Codec) -> Composed:
 
 
 def _integers(parts: Parts) -> NDArray[np.int64]:
-    """The integers that codes mean, of a grid that :func:`shared_scale` takes."""
     return cast("NDArray[np.int64]", parts.grid.integers)
 
 

@@ -338,7 +338,6 @@ def _best_codec(analysis: SweepAnalysis, savings: Savings | None) -> str | None:
 
 
 def _plan(result: SweepResult, analysis: SweepAnalysis, codec: str, name: str) -> Plan:
-    """A codec for every tensor at the measured bits of one for all."""
     bits = next(c.bits for c in analysis.configurations if c.spec == codec)
     curves = curves_of(result)
     curves = curves.only([spec for spec in curves.codecs if spec not in _PLAIN or spec == "none"])
@@ -349,7 +348,6 @@ def _plan(result: SweepResult, analysis: SweepAnalysis, codec: str, name: str) -
 def _options(
     analysis: SweepAnalysis, cluster: Cluster | None, savings: Savings | None, codec: str | None, plan: Plan | None
 ) -> Iterator[AdviceOption]:
-    """float32, bf16, the best codec and the plan."""
     found = {c.spec: c for c in analysis.configurations}
 
     def seconds(spec: str) -> float:

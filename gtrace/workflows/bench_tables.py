@@ -174,6 +174,5 @@ def _range(duels: Sequence[Duel]) -> str:
 
 
 def _mean(values: Sequence[float], missing: float = math.nan) -> float:
-    """Geometric mean of what is known."""
     known = [math.log(v) for v in values if math.isfinite(v) and v > 0]
     return math.exp(sum(known) / len(known)) if known else missing

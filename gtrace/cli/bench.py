@@ -54,8 +54,7 @@ def bench(settings: _BenchSettings, codecs: tuple[str, ...]) -> None:
     from gtrace.codecs.plugins import load_plugin
     from gtrace.report.files import put
     from gtrace.report.text import LATEX_PREAMBLE, latex_comment, latex_table, markdown_table
-    from gtrace.workflows.bench import FULL, QUICK, run_bench
-    from gtrace.workflows.bench_tables import bench_json, bench_lines, bench_tables
+    from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, run_bench
 
     specs = []
     for word in codecs:

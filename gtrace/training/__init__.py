@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from gtrace.training.exchange import Exchanged as Exchanged
     from gtrace.training.exchange import NonfiniteGradientError as NonfiniteGradientError
     from gtrace.training.exchange import Tally as Tally
-    from gtrace.training.mqgrad import MQGrad as MQGrad
     from gtrace.training.plain import PlainTraining as PlainTraining
+    from gtrace.training.policies import MQGrad as MQGrad
     from gtrace.training.policies import ParameterServerClock as ParameterServerClock
     from gtrace.training.run import RunResult as RunResult
     from gtrace.training.settings import StudyOptions as StudyOptions
@@ -53,9 +53,8 @@ _HOMES = {
     "gtrace.training.compression": ("Compression", "compress"),
     "gtrace.training.ddp": ("RankExchange", "RankOptions", "State", "ddp_comm_hook"),
     "gtrace.training.exchange": ("Exchange", "Exchanged", "NonfiniteGradientError", "Tally"),
-    "gtrace.training.mqgrad": ("MQGrad",),
     "gtrace.training.plain": ("PlainTraining",),
-    "gtrace.training.policies": ("ParameterServerClock",),
+    "gtrace.training.policies": ("MQGrad", "ParameterServerClock"),
     "gtrace.training.run": ("RunResult",),
     "gtrace.training.settings": ("StudyOptions",),
     "gtrace.training.tasks": ("Evaluation", "Recipe", "Task", "load_task", "task_names"),

@@ -13,8 +13,7 @@ import gtrace
 from gtrace.costs import Network
 from gtrace.errors import UsageError
 from gtrace.training import Exchange, MQGrad, ParameterServerClock, Study
-from gtrace.training.mqgrad import reward, slope, smooth
-from gtrace.training.policies import PolicySpec
+from gtrace.training.policies import PolicySpec, reward, slope, smooth
 from gtrace.types import Key
 
 NETWORK = Network.parse("1kbit/s", "0s", "ps", "2s")

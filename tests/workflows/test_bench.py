@@ -17,8 +17,7 @@ from gtrace.codecs import Codec, codec_names, plugins, spec
 from gtrace.codecs.plugins import load_plugin
 from gtrace.errors import UsageError
 from gtrace.workflows import bench
-from gtrace.workflows.bench import FULL, QUICK, Protocol, duel, run_bench
-from gtrace.workflows.bench_tables import bench_json, bench_lines, bench_tables
+from gtrace.workflows.bench import FULL, QUICK, Protocol, bench_json, bench_lines, bench_tables, duel, run_bench
 
 DITHER = Path(__file__).resolve().parents[2] / "samples" / "my_codec" / "dither.py"
 BUILT_IN = ("qsgdinf", "topk", "terngrad", "none")

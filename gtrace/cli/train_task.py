@@ -70,7 +70,7 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
     )
     if not settings.force and study.can_resume(path):
         echo(f"gtrace: {path}: continues after the interruption", err=True)
-    tracking = None if settings.to is None else Tracking(settings.to, lambda error: echo(f"gtrace: {error}", err=True))
+    tracking = Tracking(settings.to, lambda error: echo(f"gtrace: {error}", err=True))
     try:
         with step_progress("train", quiet=settings.as_json) as show:
             study.run(path, force=settings.force, on_record=_following(study, show, tracking))
@@ -79,8 +79,7 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
             _show(study, path, cluster, as_json=settings.as_json)
         raise
     finally:
-        if tracking is not None:
-            tracking.close()
+        tracking.close()
     _show(study, path, cluster, as_json=settings.as_json)
 
 
@@ -166,26 +165,19 @@ def _changes(run: Logged) -> list[list[int]]:
     return found
 
 
-def _following(
-    study: Study, show: Callable[..., None] | None, tracking: Tracking | None
-) -> Callable[[dict[str, Any]], None] | None:
-    """What keeps a tracker, and a bar and the losses beside it, up to date; None without either."""
-    if show is None and tracking is None:
-        return None
-    losses: dict[str, float] = {}
-    shown_seed = [study.settings.seed]
+def _following(study: Study, show: Callable[..., None] | None, tracking: Tracking) -> Callable[[dict[str, Any]], None]:
+    """What keeps a tracker, and a bar and the losses beside it, up to date."""
+    #: of each seed
+    losses: dict[int, dict[str, float]] = {seed: {} for seed in study.seeds}
     total = study.settings.steps * len(study.seeds)
 
     def update(record: dict[str, Any]) -> None:
-        if tracking is not None:
-            tracking.log(of_record(record))
+        tracking.log(of_record(record))
         if show is not None and record["type"] == "step":
-            if record["seed"] != shown_seed[0]:
-                shown_seed[0] = record["seed"]
-                losses.clear()
-            losses[record["run"]] = record["loss"]
-            shown = ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items())
-            done = (record["seed"] - study.seeds[0]) * study.settings.steps + record["step"] + 1
+            seed = record["seed"]
+            losses[seed][record["run"]] = record["loss"]
+            shown = ", ".join(f"{run} {loss:.3f}" for run, loss in losses[seed].items())
+            done = (seed - study.seeds[0]) * study.settings.steps + record["step"] + 1
             show(done, total, f"loss {shown}")
 
     return update
@@ -239,12 +231,8 @@ def spread(values: Sequence[float]) -> Spread:
 def paired(study: Study, spec: str, number: Callable[[RunResult], float | None]) -> Spread:
     """Difference to the uncompressed run of the same seed, over the seeds."""
     by_seed = {(result.run, result.seed): number(result) for result in study.results}
-    differences = []
-    for seed in study.seeds:
-        ours, plain = by_seed.get((spec, seed)), by_seed.get(("none", seed))
-        if ours is not None and plain is not None:
-            differences.append(ours - plain)
-    return spread(differences)
+    pairs = [(by_seed.get((spec, seed)), by_seed.get(("none", seed))) for seed in study.seeds]
+    return spread([ours - plain for ours, plain in pairs if ours is not None and plain is not None])
 
 
 def summarize(study: Study) -> list[dict[str, Any]]:
@@ -301,7 +289,7 @@ def print_seeds(study: Study) -> None:
     if study.quantized:
         columns["weights"] = of("weight_error", 1, ".3g")
     if timed:
-        columns["a step"] = [_time(entry["step_seconds"]) for entry in entries]
+        columns["a step"] = [_number(entry["step_seconds"], duration) for entry in entries]
     console = print_results(columns)
     settings, seeds = study.settings, study.seeds
     workers = f"{settings.workers} worker{'s' * (settings.workers > 1)}"
@@ -336,10 +324,8 @@ def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: flo
     columns = _columns(study, logged, target)
     print_results(columns)
     workers = f"{settings.workers} workers with {settings.batch_size} samples each"
-    click.echo(
-        f"{study.task.name}: {workers if settings.workers > 1 else f'1 worker with {settings.batch_size} samples'}, "
-        f"{settings.steps} steps, seed {settings.seed}."
-    )
+    workers = workers if settings.workers > 1 else f"1 worker with {settings.batch_size} samples"
+    click.echo(f"{study.task.name}: {workers}, {settings.steps} steps, seed {settings.seed}.")
     neural = settings.kind == "neural"
     said = [f"{name}: {texts[-1] if neural else texts[0]}." for name, texts in _MEANINGS.items() if name in columns]
     click.echo(textwrap.fill(" ".join(said), 104))
@@ -349,7 +335,7 @@ def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: flo
         computed = "measured CPU time, " if settings.network.compute is None else ""
         click.echo(
             f"time: of a step over {settings.network}; {computed}simulated links. A bf16 all-reduce: "
-            f"{_time(_bf16(study))}."
+            f"{_number(_bf16(study), duration)}."
         )
     if math.isfinite(target):
         click.echo(f"to loss: simulated time to a training loss of {target:g}, the least that all runs reached.")
@@ -369,27 +355,27 @@ def _columns(study: Study, logged: dict[tuple[str, int], Logged], target: float)
     columns = {"codec": [r.run if len(r.run) <= _NAME else r.run.replace(",", ",\n") for r in results]}
     if any(r.accuracy is not None for r in results):
         columns["accuracy"] = ["-" if r.accuracy is None else f"{100 * r.accuracy:.1f} %" for r in results]
-    columns["loss"] = [_number(r.loss, "{:.4f}") for r in results]
-    columns["bits"] = [_number(r.tally.bits_per_element, "{:.2f}") for r in results]
+    columns["loss"] = [_number(r.loss, "{:.4f}".format) for r in results]
+    columns["bits"] = [_number(r.tally.bits_per_element, "{:.2f}".format) for r in results]
     # A terminal of 80 columns has no room for everything.
     if not aimed:
         sent = [r.tally.bits / (settings.workers * max(1, r.steps)) for r in results]
         columns["a step" if settings.kind == "neural" else "sent"] = [size(one) for one in sent]
     if not timed and not study.quantized:
-        columns["smaller"] = [_number(r.tally.ratio, "{:.1f}x") for r in results]
-    columns["variance"] = [_number(r.relative_variance, "{:.3g}") for r in results]
+        columns["smaller"] = [_number(r.tally.ratio, "{:.1f}x".format) for r in results]
+    columns["variance"] = [_number(r.relative_variance, "{:.3g}".format) for r in results]
     if any(r.shadow.steps for r in results):
         columns["cosine"] = ["-" if r.shadow.worst is None else f"{r.shadow.cosine:.4f}" for r in results]
         columns["worst"] = ["-" if (w := r.shadow.worst) is None else f"{w.cosine:.4f}" for r in results]
     if study.quantized:
-        columns["weights"] = [_number(r.weight_error, "{:.3g}") for r in results]
+        columns["weights"] = [_number(r.weight_error, "{:.3g}".format) for r in results]
     else:
         shares = [100 * r.tally.codec_seconds / r.seconds if r.seconds else math.nan for r in results]
-        columns["codec CPU"] = [_number(share, "{:.0f} %") for share in shares]
+        columns["codec CPU"] = [_number(share, "{:.0f} %".format) for share in shares]
     if timed:
-        columns["time"] = [_time(r.sim_seconds / max(1, r.steps)) for r in results]
+        columns["time"] = [_number(r.sim_seconds / max(1, r.steps), duration) for r in results]
     if aimed:
-        columns["to loss"] = [_time(seconds_to_loss(logged[r.run, r.seed], target)) for r in results]
+        columns["to loss"] = [_number(seconds_to_loss(logged[r.run, r.seed], target), duration) for r in results]
     return columns
 
 
@@ -399,18 +385,13 @@ def _bf16(study: Study) -> float:
     assert network is not None
     steps, workers = max(1, plain.steps), study.settings.workers
     values = plain.tally.float32_bits // 32 // workers // steps
-    computed = network.compute
-    if computed is None:
-        computed = (plain.seconds - plain.tally.codec_seconds) / workers / steps
+    measured = (plain.seconds - plain.tally.codec_seconds) / workers / steps
+    computed = measured if network.compute is None else network.compute
     return computed + network.transfer(workers, 16.0 * values, values, exact=True)
 
 
-def _number(value: float, form: str) -> str:
-    return form.format(value) if math.isfinite(value) else "-"
-
-
-def _time(seconds: float) -> str:
-    return duration(seconds) if math.isfinite(seconds) else "-"
+def _number(value: float, form: Callable[[float], str]) -> str:
+    return form(value) if math.isfinite(value) else "-"
 
 
 def explain_weights(study: Study) -> str:

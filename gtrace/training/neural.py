@@ -436,8 +436,7 @@ def _gradients(loss: torch.Tensor, parameters: Mapping[str, torch.nn.Parameter])
 
 
 def _wide(gradient: torch.Tensor) -> NDArray[np.float64]:
-    flat: NDArray[np.float64] = gradient.detach().to("cpu", torch.float64).reshape(-1).numpy()
-    return flat
+    return gradient.detach().to("cpu", torch.float64).reshape(-1).numpy()
 
 
 def finite_mean(values: Sequence[float]) -> float:

@@ -228,8 +228,7 @@ class Collectives:
         total, seconds = self.mean(torch.from_numpy(values).to(self.device))
         self.sent += values.nbytes if self.size > 1 else 0
         self.seconds += seconds
-        mean: NDArray[np.float32] = total.cpu().numpy()
-        return mean
+        return total.cpu().numpy()
 
     def mean(self, values: torch.Tensor) -> tuple[torch.Tensor, float]:
         """The mean over ranks by an all-reduce in the tensor's own type, and its wall time; not counted as sent."""

@@ -25,11 +25,7 @@ _LONG_KEY = re.compile(r"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){32}")
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse a name that says another format.
-
-    Raises:
-        UsageError: neither TOML nor JSON.
-    """
+    """Refuse a name that says another format."""
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path}: has no known suffix; choose a name that ends in .toml or .json")
 

@@ -44,9 +44,6 @@ class ExchangePlan:
 
     Codecs that keep a memory are left out, because one step says nothing about them, and linear ones, which are
     averaged before they are decoded.
-
-    Raises:
-        UsageError: an unknown exchange, fewer than two ranks, or no codec that encodes what it is given alone.
     """
 
     codecs: tuple[Codec, ...]
@@ -94,9 +91,6 @@ def measure_averages(
         ``error`` ||what every rank ends with - that mean||^2, ``sent`` bytes that a rank sends, on average, and
         ``across`` the part of them that leaves its node. Combinations that do not fit together (codes that do not add
         up, ranks that are not whole nodes) are left out.
-
-    Raises:
-        UsageError: nothing to measure.
     """
     gradients = Gradients(trace, globs, kind, CHUNK)
     infos = [info for info in gradients.infos if not info.sketches]

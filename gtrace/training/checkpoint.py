@@ -34,11 +34,7 @@ def as_arrays(tree: Any) -> Any:
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint beside its place and move it in.
-
-    Raises:
-        TraceError: it cannot be written; the previous one is kept.
-    """
+    """Write a checkpoint beside its place and move it in."""
     data = io.BytesIO()
     torch.save(content, data)
     try:
@@ -48,11 +44,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint; nothing in it is executed.
-
-    Raises:
-        TraceError: it cannot be read, or is not a checkpoint.
-    """
+    """Read a checkpoint; nothing in it is executed."""
     try:
         content = torch.load(path, weights_only=True)
     except Exception as error:  # noqa: BLE001 - damaged bytes make torch raise anything

@@ -43,11 +43,7 @@ class NonfiniteGradientError(GtraceError):
 
 
 def without_nonfinite(values: Vector, count: int, policy: Nonfinite, where: str) -> Vector | None:
-    """The values to encode if ``count`` of them are NaN or infinite; None for nothing.
-
-    Raises:
-        NonfiniteGradientError: under the policy ``error``; the message begins with ``where``.
-    """
+    """The values to encode if ``count`` of them are NaN or infinite; None for nothing."""
     if policy == "error":
         raise NonfiniteGradientError(
             f"{where}: {count} of {len(values)} gradient values are not finite; lower the learning rate, or choose "

@@ -79,9 +79,6 @@ class JointOptimizer(ABC):
 
         Args:
             last: no step follows, so that weights that differ between ranks are joined now.
-
-        Raises:
-            PayloadError: received bytes are damaged, or the ranks' models differ.
         """
         self.sent, self.arrived = {}, {}
         self.codecs.tally.float32_bits += 32 * sum(p.numel() for p in self.weights.values())
@@ -365,11 +362,7 @@ class JointWorkers:
         model.load_state_dict({**self.models[0].state_dict(), **self._ranks[0].common()})
 
     def check(self, step: int, policy: Nonfinite) -> list[Bad]:
-        """Handle NaN and infinity in gradients; a rank goes on without a tensor that ``skip`` leaves out.
-
-        Raises:
-            NonfiniteGradientError: there is one, and the policy is ``error``.
-        """
+        """Handle NaN and infinity in gradients; a rank goes on without a tensor that ``skip`` leaves out."""
         bad: list[Bad] = []
         for worker, rank in enumerate(self._ranks):
             for name, parameter in rank.parameters.items():
@@ -495,11 +488,7 @@ class OuterRounds:
         return {"steps": self.steps, "names": list(self._names), **self._nesterov.state_dict(), "codecs": codecs}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> str:
-        """Undo :meth:`state_dict`; returns why codecs start without memory, empty if they have it.
-
-        Raises:
-            UsageError: saved of other parameters.
-        """
+        """Undo :meth:`state_dict`; returns why codecs start without memory, empty if they have it."""
         if len(saved["names"]) != len(self._names):
             raise UsageError(
                 f"state: saved with {len(saved['names'])} parameters, and here the optimizer has {len(self._names)}"

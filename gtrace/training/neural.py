@@ -189,9 +189,6 @@ class NeuralCompression:
 
     Attributes:
         owners: parameter name -> the modules that own it; a tied weight has several.
-
-    Raises:
-        UsageError: the codec keeps memory between steps, or an unknown choice of layers.
     """
 
     def __init__(self, model: nn.Module, codec: Codec, settings: StudySettings) -> None:

@@ -64,11 +64,7 @@ def slope(smoothed: NDArray[np.float64]) -> float:
 
 
 def reward(beta: float, cost: float, scale: float) -> float:
-    """Eq. 2, -scale beta / cost; ``scale`` is the paper's gamma of that equation, no discount.
-
-    Raises:
-        UsageError: a cost that is not positive.
-    """
+    """Eq. 2, -scale beta / cost; ``scale`` is the paper's gamma of that equation, no discount."""
     if not cost > 0:
         raise UsageError(f"mqgrad: iterations that took {cost:g} seconds; rewards need a positive time")
     return -scale * beta / cost

@@ -102,11 +102,7 @@ NOT_FINITE = NotFinite()
 
 
 def pack(messages: Sequence[Message | NotFinite | None]) -> bytes:
-    """The frame of some messages; None for a missing one.
-
-    Raises:
-        PayloadError: a message of 4 GiB or more.
-    """
+    """The frame of some messages; None for a missing one."""
     headers = np.zeros((len(messages), 2), "<u4")
     bodies = []
     for row, message in enumerate(messages):
@@ -122,11 +118,7 @@ def pack(messages: Sequence[Message | NotFinite | None]) -> bytes:
 
 
 def unpack(frame: bytes, count: int) -> list[Message | NotFinite | None]:
-    """Undo :func:`pack` for a frame of ``count`` messages.
-
-    Raises:
-        PayloadError: a frame with another number of messages, or a damaged one.
-    """
+    """Undo :func:`pack` for a frame of ``count`` messages."""
     if len(frame) < HEADER_BYTES * count:
         raise PayloadError(
             f"frame: {len(frame)} bytes are too few for {count} messages; the ranks differ in their model"
@@ -157,11 +149,7 @@ def join(parts: Sequence[bytes]) -> bytes:
 
 
 def split(joined: bytes, count: int) -> list[bytes]:
-    """Undo :func:`join` for ``count`` strings.
-
-    Raises:
-        PayloadError: other lengths than announced.
-    """
+    """Undo :func:`join` for ``count`` strings."""
     if len(joined) < 4 * count:
         raise PayloadError(f"frame: {len(joined)} bytes are too few for {count} parts; the ranks differ in their model")
     borders = np.concatenate([[0], np.cumsum(np.frombuffer(joined, "<u4", count).astype(np.int64))]) + 4 * count

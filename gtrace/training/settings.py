@@ -138,11 +138,7 @@ class StudyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySettings(StudyOptions):
-    """The settings that all runs of a study share: its options, all of them set.
-
-    Raises:
-        UsageError: a setting out of range, or one that belongs to another kind of study.
-    """
+    """The settings that all runs of a study share: its options, all of them set."""
 
     workers: int
     steps: int

@@ -564,11 +564,7 @@ class ScriptTraining:
 
 
 def training(settings: Mapping[str, Any], on_record: Callable[[dict[str, Any]], None] | None = None) -> ScriptTraining:
-    """The hooks for what the command line said, as JSON values.
-
-    Raises:
-        UsageError: a codec that cannot be had here.
-    """
+    """The hooks for what the command line said, as JSON values."""
     known = {item.name for item in fields(ScriptOptions)}
     options = ScriptOptions(**{name: _plain(value) for name, value in settings.items() if name in known})
     return ScriptTraining(options, _say, on_record)

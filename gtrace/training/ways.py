@@ -400,11 +400,7 @@ WAYS = {
 
 
 def way(name: str) -> Way:
-    """The way of a name: one of :data:`WAYS`, or ``hierarchical:N`` with N ranks in a node.
-
-    Raises:
-        UsageError: no such way.
-    """
+    """The way of a name: one of :data:`WAYS`, or ``hierarchical:N`` with N ranks in a node."""
     if found := re.fullmatch(r"hierarchical:([1-9][0-9]{0,5})", name):
         return Way(functools.partial(hierarchical, node=int(found[1])), complete=True)
     if name not in WAYS:

@@ -298,10 +298,9 @@ class _Filled:
     """Collects rows until their tensors and steps are known."""
 
     def __init__(self, specs: Sequence[str]) -> None:
-        self._specs = [spec for spec in specs if spec != EXACT] + [EXACT]
-        self._places = {spec: place for place, spec in enumerate(self._specs)}
-        self._cells: dict[tuple[str, int], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-        self._energy: dict[tuple[str, int], tuple[float, int]] = {}
+        self._places = {spec: place for place, spec in enumerate([*(one for one in specs if one != EXACT), EXACT])}
+        #: (tensor, step) -> float64[2, O], bits and error; energy; elements
+        self._cells: dict[tuple[str, int], tuple[NDArray[np.float64], float, int]] = {}
 
     def add(self, specs: Sequence[str], rows: Mapping[str, Any]) -> None:
         """Add rows, given as columns or single values for all of them; a row without numbers was skipped."""
@@ -310,14 +309,14 @@ class _Filled:
         for spec, tensor, step, size, energy, lost, bits in zip(specs, *each, strict=True):
             if energy is None or not math.isfinite(energy):
                 continue
-            self._energy[tensor, step] = energy, size
-            if (tensor, step) not in self._cells:
-                self._cells[tensor, step] = np.full(len(self._specs), np.nan), np.full(len(self._specs), np.nan)
-                for cell, exact in zip(self._cells[tensor, step], (32.0 * size, 0.0), strict=True):
-                    cell[-1] = exact
-            cost, error = self._cells[tensor, step]
-            place = self._places[spec]
-            cost[place], error[place] = math.nan if bits is None else bits * size, math.nan if lost is None else lost
+            if (tensor, step) in self._cells:
+                cell = self._cells[tensor, step][0]
+            else:
+                cell = np.full((2, len(self._places)), np.nan)
+                cell[:, -1] = 32.0 * size, 0.0
+            self._cells[tensor, step] = cell, energy, size
+            cost, error = math.nan if bits is None else bits * size, math.nan if lost is None else lost
+            cell[:, self._places[spec]] = cost, error
 
     def curves(self, order: Sequence[str] = ()) -> Curves:
         """The curves of all added numbers; tensors in this order, or as they were added."""
@@ -326,14 +325,14 @@ class _Filled:
             raise UsageError("plan: there are no finite gradients of single tensors to plan for")
         tensors = tuple(dict.fromkeys([*(name for name in order if name in there), *there]))
         steps = tuple(sorted({step for _, step in self._cells}))
-        shape = (len(tensors), len(steps), len(self._specs))
+        shape = (len(tensors), len(steps), len(self._places))
         bits, error, energy = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape[:2], np.nan)
         sizes = np.zeros(len(tensors), np.int64)
         row, column = ({name: place for place, name in enumerate(names)} for names in (tensors, steps))
-        for (tensor, step), cell in self._cells.items():
+        for (tensor, step), (cell, power, size) in self._cells.items():
             t, s = row[tensor], column[step]
             bits[t, s], error[t, s] = cell
-            energy[t, s], size = self._energy[tensor, step]
+            energy[t, s] = power
             sizes[t] = max(sizes[t], size)
         members = tuple((name,) for name in tensors)
-        return Curves(tensors, members, tuple(self._specs), steps, sizes, bits, error, energy)
+        return Curves(tensors, members, tuple(self._places), steps, sizes, bits, error, energy)

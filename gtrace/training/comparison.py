@@ -165,17 +165,15 @@ class Study:
         return RunLogWriter(log, self.describe(), force=force, before=start)
 
     def _save(self, log: Path, size: int) -> None:
-        checkpoint.save(
-            checkpoint.path_of(log),
-            {
-                "log_bytes": size,
-                "seed": self._seed,
-                "step": self._step,
-                "done": [result.to_plain() for result in self._done],
-                "runs": [run.state_dict() for run in self._runs],
-                "warnings": list(self.warnings),
-            },
-        )
+        content = {
+            "log_bytes": size,
+            "seed": self._seed,
+            "step": self._step,
+            "done": [result.to_plain() for result in self._done],
+            "runs": [run.state_dict() for run in self._runs],
+            "warnings": list(self.warnings),
+        }
+        checkpoint.save(checkpoint.path_of(log), content)
 
     def _load(self, saved: dict[str, Any]) -> None:
         self._done = [RunResult.from_plain(one) for one in saved["done"]]

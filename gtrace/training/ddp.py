@@ -343,16 +343,9 @@ class RankExchange:
         It differs from rank to rank, so its only key names the rank and their number. The value holds numbers, text and
         tensors in a tuple, which ``torch.distributed.checkpoint`` stores as one object.
         """
-        return {
-            self._key(): (
-                {
-                    "format": FORMAT,
-                    "settings": self._settings(),
-                    "steps": self.steps,
-                    "codecs": [as_tensors(codecs.to_lists()) for codecs in self._stages],
-                },
-            )
-        }
+        codecs = [as_tensors(one.to_lists()) for one in self._stages]
+        held = {"format": FORMAT, "settings": self._settings(), "steps": self.steps, "codecs": codecs}
+        return {self._key(): (held,)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a :meth:`state_dict`, with the same settings, rank and number of ranks.
@@ -375,17 +368,8 @@ class RankExchange:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the parts that belong to one process."""
-        ours: dict[str, Any] = {
-            "group": None,
-            "_replicas": None,
-            "on_step": None,
-            "_names": {},
-            "_named": [],
-            "_namer": Names(),
-            "_models": [],
-            "_sharded": [],
-        }
-        return {**vars(self), **ours}
+        empty: dict[str, Any] = {"_names": {}, "_named": [], "_namer": Names(), "_models": [], "_sharded": []}
+        return {**vars(self), **dict.fromkeys(("group", "_replicas", "on_step")), **empty}
 
     def _connect(self, group: dist.ProcessGroup | None, replicas: dist.ProcessGroup | None = None) -> None:
         """Exchange within a group and, with replicas, what it averaged between groups."""
@@ -699,17 +683,11 @@ class ShardedGroup:
             if not self.names:
                 self._exchange.name_groups()
             names = dict(zip(map(id, self._group.fsdp_params), self.names, strict=True))
-            self._known = [
-                ShardedGradient(
-                    names[id(one)],
-                    self._exchange.rules.choose(names[id(one)], one._orig_size.numel()),
-                    tuple(one._orig_size),
-                    one.fsdp_placement.dim,
-                    ranks.size(),
-                    ranks.rank(),
-                )
-                for one in trained
-            ]
+            self._known = []
+            for one in trained:
+                name, shape, dim = names[id(one)], tuple(one._orig_size), one.fsdp_placement.dim
+                codec = self._exchange.rules.choose(name, math.prod(shape))
+                self._known.append(ShardedGradient(name, codec, shape, dim, ranks.size(), ranks.rank()))
         return self._known
 
 

@@ -137,16 +137,9 @@ class Tally:
 
     def record(self) -> dict[str, Any]:
         """The fields of every run log about a step."""
-        return {
-            "bits": self.bits,
-            "bits_float32": self.float32_bits,
-            "shared_bits": self.shared_bits,
-            "envelope_bits": self.envelope_bits,
-            "worker_variance": self.worker_variance,
-            "nonfinite": self.nonfinite,
-            "codec_seconds": self.codec_seconds,
-            "fit_seconds": self.fit_seconds,
-        }
+        names = ("shared_bits", "envelope_bits", "worker_variance", "nonfinite", "codec_seconds", "fit_seconds")
+        own = {name: getattr(self, name) for name in names}
+        return {"bits": self.bits, "bits_float32": self.float32_bits, **own}
 
     def add_sent(self, exact: Vector, decoded: Vector) -> None:
         """Add the error of one worker's values."""
@@ -162,13 +155,9 @@ class Tally:
 
     def sent_on(self) -> Tally:
         """The same for values that are averages already, beside the costs of the exchange that made them."""
-        return replace(
-            Tally(),
-            down_bits=self.bits,
-            down_squared_error=self.worker_squared_error,
-            down_energy=self.worker_energy,
-            **{name: getattr(self, name) for name in _COSTS},
-        )
+        sent_on = Tally(**{name: getattr(self, name) for name in _COSTS}, down_bits=self.bits)
+        sent_on.down_squared_error, sent_on.down_energy = self.worker_squared_error, self.worker_energy
+        return sent_on
 
     def add(self, other: Tally) -> None:
         """Add the costs of another exchange."""

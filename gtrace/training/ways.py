@@ -328,17 +328,12 @@ def split_tensor(tensor: Piece, ranks: int, most: int | None = None) -> list[Pie
     parts = max(1, min(most or ranks, blocks))
     borders = [min(tensor.size, bucket * (blocks * k // parts)) for k in range(parts + 1)]
     first = zlib.crc32(tensor.name.encode())
-    return [
-        replace(
-            tensor,
-            name=tensor.name if parts == 1 else f"{tensor.name}[{start}:{stop}]",
-            size=stop - start,
-            shape=None,
-            start=start,
-            owner=(first + k) % ranks,
-        )
-        for k, (start, stop) in enumerate(pairwise(borders))
-    ]
+    pieces = []
+    for k, (start, stop) in enumerate(pairwise(borders)):
+        name = tensor.name if parts == 1 else f"{tensor.name}[{start}:{stop}]"
+        owner = (first + k) % ranks
+        pieces.append(replace(tensor, name=name, size=stop - start, shape=None, start=start, owner=owner))
+    return pieces
 
 
 def cut_up(whole: Sequence[Piece], values: Sequence[Values], ranks: int, most: int | None = None) -> Cut:

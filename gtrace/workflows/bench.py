@@ -437,9 +437,7 @@ def bench_json(result: BenchResult) -> dict[str, Any]:
     """Every number, NaN for missing."""
     return {
         "protocol": {
-            "name": result.protocol.name,
-            "seed": result.protocol.seed,
-            "draws": result.protocol.draws,
+            **{name: getattr(result.protocol, name) for name in ("name", "seed", "draws")},
             "ranges": {name: list(values) for name, values in result.protocol.ranges.items()},
         },
         "versions": result.versions,
@@ -451,10 +449,7 @@ def bench_json(result: BenchResult) -> dict[str, Any]:
                 "codec": c.spec,
                 "family": c.family,
                 "mine": c.family in result.mine,
-                "bits": c.bits,
-                "relative_variance": c.relative_variance,
-                "error": c.error,
-                "cosine": c.cosine,
+                **{name: getattr(c, name) for name in ("bits", "relative_variance", "error", "cosine")},
             }
             for trace, analysis in zip(result.traces, result.analyses, strict=True)
             for c in analysis.configurations

@@ -17,7 +17,7 @@ import click
 
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo, wide_console
-from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, print_json
+from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, pick, print_json
 from gtrace.errors import EXIT_INTERRUPTED, GtraceError, OutputExistsError, UsageError
 from gtrace.report.names import duration, number
 from gtrace.settings import nested, option
@@ -73,20 +73,18 @@ def command(settings: _AdviseOptions, target: str, args: tuple[str, ...]) -> Non
         raise UsageError("--bandwidth: needs the number of ranks, e.g. --cluster 8x25Gbit/s.")
     if not settings.seconds > 0:
         raise UsageError(f"--seconds: {settings.seconds:g} must be more than 0.")
-    advice = advise(
-        target,
-        args,
-        is_module=settings.is_module,
-        settings=AdviseSettings(
-            cluster=cluster,
-            speeds=None if settings.bandwidth is None else _speeds(settings.bandwidth),
-            folder=settings.output,
-            seconds=settings.seconds,
-            force=settings.force,
-            **arguments(settings.noise, "report"),
-        ),
-        say=lambda text: echo(f"gtrace: {text}", err=True),
+    chosen = AdviseSettings(
+        cluster=cluster,
+        speeds=None if settings.bandwidth is None else _speeds(settings.bandwidth),
+        folder=settings.output,
+        **pick(settings, "seconds", "force"),
+        **arguments(settings.noise, "report"),
     )
+
+    def say(text: str) -> None:
+        echo(f"gtrace: {text}", err=True)
+
+    advice = advise(target, args, is_module=settings.is_module, settings=chosen, say=say)
     if settings.as_json:
         print_json({**advice.as_dict(), "paste": paste(advice)})
         return

@@ -45,17 +45,9 @@ def print_fits(
             formats.append(trial.formats(info))
     verdict = judge(layers)
     if as_json:
+        said = {"verdict": verdict_sentences(verdict), "mean_ks": verdict.distances, "nearest": verdict.nearest}
         rows = [_fits_json(layer, found) for layer, found in zip(layers, formats, strict=True)]
-        print_json(
-            {
-                "path": trace.path,
-                "fingerprint": trace.fingerprint,
-                "verdict": verdict_sentences(verdict),
-                "mean_ks": verdict.distances,
-                "nearest": verdict.nearest,
-                "tensors": rows,
-            }
-        )
+        print_json({**pick(trace, "path", "fingerprint"), **said, "tensors": rows})
         return
     console = stdout_console()
     encoding = console.encoding or "utf-8"

@@ -89,6 +89,7 @@ def _follow(settings: _InfoSettings, trace: Path | str) -> None:
 
 
 def _document(trace: Trace, run: RunHistory) -> dict[str, Any]:
+    about = ("name", "aliases", "kind", "optimizer", "rank", "module_type", "shape", "dtype", "size")
     return {
         **pick(trace, "path", "status", "fingerprint"),
         "attrs": dict(trace.attrs),
@@ -98,12 +99,8 @@ def _document(trace: Trace, run: RunHistory) -> dict[str, Any]:
         "streams": [_stream(stream) for stream in run.streams],
         "tensors": [
             {
-                **pick(
-                    row.info, "name", "aliases", "kind", "optimizer", "rank", "module_type", "shape", "dtype", "size"
-                ),
-                "elements_fewest": row.fewest,
-                "elements_most": row.most,
-                "elements_stored": row.stored,
+                **pick(row.info, *about),
+                **{f"elements_{which}": getattr(row, which) for which in ("fewest", "most", "stored")},
                 "sketches": [sketch_name(spec) for spec in row.info.sketches],
                 "merged_steps": row.info.merged,
                 "steps": row.steps.size,

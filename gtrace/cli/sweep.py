@@ -303,23 +303,14 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
     for text in result.warnings:
         if not settings.as_json or text.startswith(LEFT_OUT):
             echo(f"gtrace: warning: {text}", err=True)
-    tensors_seen, steps_seen = len(set(result["tensor"])), len(set(result["step"]))
+    codecs, tensors, steps = (set(result[column]) for column in ("codec", "tensor", "step"))
     if settings.as_json:
-        print_json(
-            {
-                "output": str(path),
-                "rows": len(result),
-                "tensors": tensors_seen,
-                "steps": steps_seen,
-                "codecs": sorted(set(result["codec"])),
-                "kind": result.provenance.get("kind"),
-                "left_out": result.provenance.get("left_out"),
-                "warnings": list(result.warnings),
-            }
-        )
+        seen = {"rows": len(result), "tensors": len(tensors), "steps": len(steps), "codecs": sorted(codecs)}
+        about = {name: result.provenance.get(name) for name in ("kind", "left_out")}
+        print_json({"output": str(path), **seen, **about, "warnings": list(result.warnings)})
         return
-    seen = count(len(set(result["codec"])), "codec"), count(tensors_seen, "tensor"), count(steps_seen, "step")
-    echo("{} rows: {} on {} at {}".format(len(result), *seen))
+    where = f"{count(len(tensors), 'tensor')} at {count(len(steps), 'step')}"
+    echo(f"{len(result)} rows: {count(len(codecs), 'codec')} on {where}")
     echo(f"{path}\nnext: gtrace report {path}")
 
 

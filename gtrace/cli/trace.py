@@ -237,17 +237,11 @@ def import_(settings: _ImportSettings, sources: tuple[Path, ...]) -> None:
     with step_progress("import", quiet=settings.as_json) as progress:
         rules = ImportRules(readers=STATE_DICTS, **arguments(settings, "rules"))
         made = import_trace(sources, settings.output, rules, force=settings.force, progress=progress)
-    if settings.as_json:
-        print_json(
-            {
-                **pick(made, "steps", "tensors", "files", "left_out", "nonfinite"),
-                "output": os.fspath(made.output),
-                "step_numbers": made.numbering,
-                "files_ignored": made.ignored,
-            }
-        )
-    else:
+    if not settings.as_json:
         _show_import(made)
+        return
+    about = {"output": os.fspath(made.output), "step_numbers": made.numbering, "files_ignored": made.ignored}
+    print_json({**pick(made, "steps", "tensors", "files", "left_out", "nonfinite"), **about})
 
 
 def _show_import(made: Imported) -> None:

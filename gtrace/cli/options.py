@@ -108,17 +108,8 @@ def words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-#: the annotation of a field -> what click makes of its text
-_TYPES: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "int | str": str,
-    "Path": click.Path(path_type=Path),
-    "Sequence[str]": str,
-    "tuple[str, ...]": str,
-    "tuple[Path, ...]": click.Path(path_type=Path),
-}
+#: the annotation of a field, or of its items -> what click makes of a text
+_TYPES: dict[str, Any] = {"str": str, "int": int, "float": float, "Path": click.Path(path_type=Path)}
 #: what a field says about itself that is not an argument of ``click.option``
 _OWN = {"help", "choices", "minimum", "maximum", "opposite", "commas", "names", "only", "call"}
 #: in a context's ``meta``: the help shows every option
@@ -297,7 +288,7 @@ def _click_type(kind: str, about: Mapping[str, Any]) -> Any:
         return click.Choice(about["choices"])
     if "minimum" in about or "maximum" in about:
         return click.IntRange(about.get("minimum"), about.get("maximum"))
-    return about.get("type") or _TYPES[kind]
+    return about.get("type") or _TYPES.get(re.sub(r"^(tuple|Sequence)\[(\w+).*", r"\2", kind), str)
 
 
 #: ``--plugin`` of commands that take codecs

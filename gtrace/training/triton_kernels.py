@@ -282,33 +282,14 @@ def quantize(
     steps, cells, table = _table(rule)
     factor, half = (rule.steps * 0.5, 0.5) if rule.mirrored else (float(rule.steps), 0.0)
     first = first_level(rule)
+    tensors = x, scales, torch.from_numpy(table).to(x.device), out
+    hashed = (word - (word >> 31 << 32) for word in words(*key))
+    rounding = factor, half, first, lower, upper, cells, _KINDS[rule.kind], first > 0, steps, rule.kind == "count"
+    packing = width, triton.next_power_of_2(width), bucket % _BLOCK == 0 or bucket >= n, _BLOCK
     if n:
         with torch.cuda.device(x.get_device()):
-            _quantize[(triton.cdiv(n, _BLOCK),)](
-                x,
-                scales,
-                torch.from_numpy(table).to(x.device),
-                out,
-                n,
-                bucket,
-                size,
-                *(word - (word >> 31 << 32) for word in words(*key)),
-                factor,
-                half,
-                first,
-                lower,
-                upper,
-                cells,
-                _KINDS[rule.kind],
-                first > 0,
-                steps,
-                rule.kind == "count",
-                width,
-                triton.next_power_of_2(width),
-                bucket % _BLOCK == 0 or bucket >= n,
-                _BLOCK,
-                **IEEE,
-            )
+            grid = (triton.cdiv(n, _BLOCK),)
+            _quantize[grid](*tensors, n, bucket, size, *hashed, *rounding, *packing, **IEEE)
     return out
 
 
@@ -319,24 +300,11 @@ def restore(
     n, m = out.numel(), values.numel()
     top = torch.zeros(1, dtype=torch.int32, device=out.device)
     checked = m < 1 << (width or 8 * coded.element_size())
+    sizes = n, bucket, coded.numel(), m - 1
     if n:
         with torch.cuda.device(out.get_device()):
-            _restore[(triton.cdiv(n, _BLOCK),)](
-                coded,
-                values,
-                scales,
-                out,
-                top,
-                n,
-                bucket,
-                coded.numel(),
-                m - 1,
-                width,
-                checked,
-                bucket % _BLOCK == 0 or bucket >= n,
-                _BLOCK,
-                **IEEE,
-            )
+            grid, one = (triton.cdiv(n, _BLOCK),), bucket % _BLOCK == 0 or bucket >= n
+            _restore[grid](coded, values, scales, out, top, *sizes, width, checked, one, _BLOCK, **IEEE)
     return top
 
 

@@ -618,17 +618,12 @@ def diff(settings: _PlanDiffSettings, first: Path, second: Path) -> None:
     old, new = ({row.tensor: row for row in plan.tensors} for plan in plans)
     both = {name: (old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])}
     changed = {name: (a, b) for name, (a, b) in both.items() if a is None or b is None or a.codec != b.codec}
-    totals = [
-        {
-            "plan": str(path),
-            "bits": plan.totals.bits,
-            what(plan): plan.totals.error,
-            "default": plan.default,
-            "objective": aim(plan),
-        }
-        for path, plan in zip((first, second), plans, strict=True)
-    ]
     if settings.as_json:
+        totals = [
+            {"plan": str(path), "bits": plan.totals.bits, what(plan): plan.totals.error}
+            | {"default": plan.default, "objective": aim(plan)}
+            for path, plan in zip((first, second), plans, strict=True)
+        ]
         rows = [
             {"tensor": name, **{key: row and {"codec": row.codec, "bits": row.bits} for key, row in zip("ab", pair)}}  # noqa: B905
             for name, pair in changed.items()

@@ -259,14 +259,13 @@ def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range
     code = runs.failed[0][2] if runs.failed else EXIT_OK
     compared = final_losses(runs.log.runs, runs.log.groups)
     if as_json:
-        print_json(
-            {
-                "output": str(log) if runs.log.runs else None,
-                "comparison": [dataclasses.asdict(one) for one in compared],
-                "own_seed": runs.own_seed,
-                "failed": [dict(zip(("spec", "seed", "exit_code"), one, strict=True)) for one in runs.failed],
-            }
-        )
+        document = {
+            "output": str(log) if runs.log.runs else None,
+            "comparison": [dataclasses.asdict(one) for one in compared],
+            "own_seed": runs.own_seed,
+            "failed": [dict(zip(("spec", "seed", "exit_code"), one, strict=True)) for one in runs.failed],
+        }
+        print_json(document)
     if not any(one.seen for one in compared):
         if not runs.failed:
             raise UsageError(

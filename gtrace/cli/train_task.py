@@ -59,15 +59,8 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
     check_output(path, force=settings.force or path.with_name(path.name + ".checkpoint").exists())
     from gtrace.training import Study
 
-    study = Study(
-        task,
-        chosen,
-        nonfinite=settings.nonfinite or "skip",
-        network=network,
-        policies=choosing,
-        weights=weights,
-        **arguments(settings, "study"),
-    )
+    read: dict[str, Any] = {"network": network, "policies": choosing, "weights": weights}
+    study = Study(task, chosen, nonfinite=settings.nonfinite or "skip", **read, **arguments(settings, "study"))
     if not settings.force and study.can_resume(path):
         echo(f"gtrace: {path}: continues after the interruption", err=True)
     tracking = Tracking(settings.to, lambda error: echo(f"gtrace: {error}", err=True))

@@ -601,17 +601,11 @@ _settings: dict[str, Any] = {}
 @contextlib.contextmanager
 def forks_trained(settings: Mapping[str, Any]) -> Iterator[None]:
     """Inside the block, train with the codec in forked children of this process, too: they may be ranks."""
-    _watch_forks()
     _settings.update(settings)
     try:
         yield
     finally:
         _settings.clear()
-
-
-@functools.cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _after_fork() -> None:
@@ -622,6 +616,9 @@ def _after_fork() -> None:
         _train_here(_settings)
     except Exception as error:  # noqa: BLE001 - the child must live as without a codec
         _say(f"gtrace: warning: a forked process trains without the codec: {type(error).__name__}: {error}")
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _plain(value: Any) -> Any:

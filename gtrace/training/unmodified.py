@@ -122,34 +122,24 @@ class ScriptSummary:
 class ScriptLog:
     """Writes one record per step; only the first of several ranks writes.
 
-    If nothing can be written, ``warn`` is called once, and training continues.
+    If nothing can be written, training continues with a warning.
     """
 
-    def __init__(
-        self,
-        options: ScriptOptions,
-        rules: CodecTable,
-        summary: ScriptSummary,
-        tensors: Mapping[str, int],
-        on_record: Callable[[dict[str, Any]], None] | None,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._options, self._rules, self._warn = options, rules, warn
-        self._summary, self._tensors = summary, tensors
-        self._on_record = on_record
+    def __init__(self, training: ScriptTraining, on_record: Callable[[dict[str, Any]], None] | None) -> None:
+        self._training, self._on_record = training, on_record
         self._writer: RunLogWriter | None = None
         self._broken = False
-        self._label = {"run": str(rules), "seed": options.seed}
+        self._label = {"run": str(training.rules), "seed": training.options.seed}
         self._loss = math.nan
         self._has_loss = False
-        self._tracking = Tracking(options.to, lambda error: warn(str(error)))
+        self._tracking = Tracking(training.options.to, lambda error: training.warn(str(error)))
 
     def step(self, step: OptimizerStep, tally: Tally, comparison: AllReduceComparison | None, seconds: float) -> None:
         """Record one optimizer step and its exchange."""
         self._loss = step.loss
         self._has_loss = self._has_loss or step.micro_batches > 0
         measured: dict[str, float] = {}
-        if not self._summary.exchanged:
+        if not self._training.summary.exchanged:
             measured["relative_variance"] = tally.relative_variance
         elif comparison is not None:
             names = ("relative_variance", "bf16_variance", "bf16_seconds", "float32_seconds")
@@ -169,7 +159,7 @@ class ScriptLog:
             "wire_seconds": tally.wire_seconds,
             **measured,
         }
-        if not self._summary.rank:
+        if not self._training.summary.rank:
             self._append(record)
             norm = {"norm": math.sqrt(tally.energy)} if tally.energy else {}
             self._tracking.log(of_record({**record, **norm}))
@@ -181,7 +171,7 @@ class ScriptLog:
         self._tracking.close()
         if self._writer is None:
             return None
-        summary = self._summary
+        summary = self._training.summary
         for text in summary.warnings:
             self._append({"type": "warning", "text": text})
         end = {
@@ -208,20 +198,20 @@ class ScriptLog:
             self._writer.write(record["type"], **record)
         except GtraceError as error:
             self._broken = True
-            self._warn(f"{error}; training goes on without a run log")
+            self._training.warn(f"{error}; training goes on without a run log")
 
     def _path(self) -> Path:
         """The path to write: another name if a process of the same launch has taken this one."""
-        wanted = path = Path(self._options.log)
+        wanted = path = Path(self._training.options.log)
         number = 1
         with contextlib.suppress(GtraceError):
-            while path.exists() and read_runlog(path)[0].get("launch") == self._options.launch:
+            while path.exists() and read_runlog(path)[0].get("launch") == self._training.options.launch:
                 number += 1
                 path = wanted.with_name(f"{wanted.stem}-{number}.jsonl")
         return path
 
     def _command(self) -> str:
-        options, default = self._options, ScriptOptions(log="", codec="")
+        options, default = self._training.options, ScriptOptions(log="", codec="")
         words = ["gtrace", "train", *(("--plan", options.plan) if options.plan else ("--codec", options.codec))]
         for pattern, spec in options.rules:
             words += ["--rule", f"{pattern}={spec}"]
@@ -232,8 +222,8 @@ class ScriptLog:
         return shlex.join([*words, *options.argv])
 
     def _study(self) -> dict[str, Any]:
-        options, summary = self._options, self._summary
-        table, exchanged = self._rules.describe(), summary.exchanged
+        options, summary = self._training.options, self._training.summary
+        table, exchanged = self._training.rules.describe(), summary.exchanged
         return {
             "command": self._command(),
             "task": next((word for word in options.argv if not word.startswith("-")), ""),
@@ -245,13 +235,13 @@ class ScriptLog:
             "runs": [self._label["run"]],
             "steps": None,
             **{name: table[name] for name in ("codec", "rules", "min_size")},
-            "plans": [table] if self._rules.tensors else None,
+            "plans": [table] if self._training.rules.tensors else None,
             "refit": str(options.refit),
             "nonfinite": options.nonfinite,
             "kind": "outer" if options.every else "weight",
             "every": options.every,
-            "parameters": sum(self._tensors.values()),
-            "tensors": dict(self._tensors),
+            "parameters": sum(self._training.sizes.values()),
+            "tensors": dict(self._training.sizes),
             "launch": options.launch,
             "versions": {**versions(), "torch": torch.__version__},
         }
@@ -267,20 +257,20 @@ class ScriptTraining:
         on_record: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.summary = ScriptSummary()
-        self._options = options
+        self.options = options
         self._say = say
-        self._rules = (
+        self.rules = (
             CodecTable.of(options.codec, options.rules, options.min_size)
             if options.table is None
             else CodecTable.from_plain(options.table)
         )
         self._exchange = Exchange(
-            self._rules, options.workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite
+            self.rules, options.workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite
         )
         self._hooks = TrainingHooks(lambda _stream, _step: True, self._told_step, self._told_error, reduced=True)
         self._rounds: ProgramRounds | None = None
         if options.every and not options.watched:
-            self._rounds = ProgramRounds(self._rules, options, options.workers, options.every, self._warn_once)
+            self._rounds = ProgramRounds(self.rules, options, options.workers, options.every, self._warn_once)
             self._hooks.after = self._after_step
         self._handle: Any = None
         self._patches: list[Patch] = []
@@ -291,8 +281,8 @@ class ScriptTraining:
         self._parameter_names = Names()
         # By weak reference and not by id, which a later parameter may get again.
         self._names: Any = WeakTensorKeyDictionary()
-        self._sizes: dict[str, int] = {}
-        self._log = ScriptLog(options, self._rules, self.summary, self._sizes, on_record, self._warn)
+        self.sizes: dict[str, int] = {}
+        self._log = ScriptLog(self, on_record)
         self._wrapped: Any = WeakTensorKeyDictionary()
         self._sharded: dict[tuple[int, ...], RankExchange] = {}
         self._arrived: dict[int, Tally] = {}
@@ -309,13 +299,13 @@ class ScriptTraining:
         self._hooks.install()
         # Registered after the hooks above, so that a step is known when its gradients are compressed.
         self._handle = register_optimizer_step_pre_hook(self._before_step)
-        if not self._options.watched:
+        if not self.options.watched:
             self._patch(DistributedDataParallel, "__init__", self._watch_wrapper)
             self._patch(DistributedDataParallel, "register_comm_hook", self._watch_registration)
         if self._rounds is not None:
             self._patch(Optimizer, "state_dict", self._rounds.saving)
             self._patch(Optimizer, "load_state_dict", self._rounds.loading)
-        elif not self._options.watched:
+        elif not self.options.watched:
             self._call_off = call_after_import("torch.distributed.fsdp", self._watch_sharding)
 
     def finish(self) -> ScriptSummary:
@@ -328,9 +318,9 @@ class ScriptTraining:
             for patch in reversed(self._patches):
                 patch.use(False)
             self._hooks.remove()
-            self.summary.elements = sum(self._sizes.values())
-            for text in self._rules.unmatched(self._sizes) if self._sizes else ():
-                self._warn(text)
+            self.summary.elements = sum(self.sizes.values())
+            for text in self.rules.unmatched(self.sizes) if self.sizes else ():
+                self.warn(text)
             self.summary.log = self._log.close()
             if self.summary.exchanged:
                 # A thread of gloo's may still want Python's lock, to let go of the last collective's tensors. If the
@@ -343,7 +333,8 @@ class ScriptTraining:
         self._patches.append(Patch(owner, name, original, functools.wraps(original)(make(original))))
         self._patches[-1].use(True)
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """Keep a warning, and print the first few."""
         if os.getpid() == self._owner:
             self.summary.warnings.append(text)
             if len(self.summary.warnings) <= _WARNINGS:
@@ -351,7 +342,7 @@ class ScriptTraining:
 
     def _warn_once(self, text: str) -> None:
         if text not in self.summary.warnings:
-            self._warn(text)
+            self.warn(text)
 
     def _watch_wrapper(self, original: Any) -> Any:
         def __init__(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -366,10 +357,10 @@ class ScriptTraining:
         return __init__
 
     def _between_ranks(self, ranks: int, *group: Any, model: torch.nn.Module | None = None) -> RankExchange:
-        options = self._options
+        options = self.options
         if options.workers > 1:
             self._warn_once(f"--workers {options.workers} is left out: {ranks} real ranks train")
-        return RankExchange(self._rules, *group, model=model, options=options, on_step=self._ranks_stepped)
+        return RankExchange(self.rules, *group, model=model, options=options, on_step=self._ranks_stepped)
 
     def _watch_sharding(self) -> None:
         module = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_param_group"]
@@ -419,7 +410,7 @@ class ScriptTraining:
     def _compress(self, optimizer: Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         count = self._count(optimizer, parameters)
-        if self._options.watched:
+        if self.options.watched:
             bits = 32 * sum(local_part(parameter).numel() for parameter in parameters)
             self._pending.add(Tally(payload_bits=bits, float32_bits=bits))
             return
@@ -442,18 +433,18 @@ class ScriptTraining:
                 f"{world} processes train together, and not through DistributedDataParallel or fully_shard alone: "
                 "other gradients go through the codec after the program has averaged them, and no bytes travel"
             )
-        sharing = next((one for one in self._rules.codecs if one.allocates), None)
+        sharing = next((one for one in self.rules.codecs if one.allocates), None)
         if sharing is not None and self.summary.optimizers > 1:
             self._warn_once(f"{sharing} shares out among each optimizer's tensors apart: they step one by one")
         scale = grad_scale_of(optimizer)
         arrays = {name: read_gradient(parameter, scale) for name, parameter in ours.items()}
-        exchanged = self._exchange.step(count, [arrays] * self._options.workers)
+        exchanged = self._exchange.step(count, [arrays] * self.options.workers)
         for name, parameter in ours.items():
             decoded = exchanged.gradients.get(name)
-            if decoded is None or not isinstance(self._rules.choose(name, math.prod(decoded.shape)), Identity):
+            if decoded is None or not isinstance(self.rules.choose(name, math.prod(decoded.shape)), Identity):
                 write_gradient(parameter, decoded, scale)
         for bad in exchanged.bad[:1]:
-            self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
+            self.warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
         self._pending.add(exchanged.tally)
 
     def _count(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> int:
@@ -468,17 +459,17 @@ class ScriptTraining:
             if parameter not in self._names:
                 name = found[id(parameter)].name
                 # A layer that took another's place in the model has its name.
-                name = plain = f"opt{number}/{name}" if name in self._sizes else name
+                name = plain = f"opt{number}/{name}" if name in self.sizes else name
                 again = 1
-                while name in self._sizes:
+                while name in self.sizes:
                     again += 1
                     name = f"{plain}#{again}"
                 self._names[parameter] = name
-                self._sizes[name] = (parameter if parameter in self._wrapped else local_part(parameter)).numel()
+                self.sizes[name] = (parameter if parameter in self._wrapped else local_part(parameter)).numel()
         return count
 
     def _begin_round(self, rounds: ProgramRounds, optimizer: Optimizer) -> None:
-        every = self._options.every
+        every = self.options.every
         if not self.summary.optimizers and not process_place().rank:
             self._say(
                 f"gtrace: --every {every} changes the training: each process steps on its own gradients, and every "
@@ -537,7 +528,7 @@ class ScriptTraining:
         if self._exchanging:
             # Ranks that went on would train apart.
             raise error
-        self._warn(f"{type(error).__name__}: {error}")
+        self.warn(f"{type(error).__name__}: {error}")
 
     def _flush(self) -> None:
         """Write the record of the step before; a line search may have evaluated more gradients since."""

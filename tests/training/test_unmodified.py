@@ -155,7 +155,7 @@ def test_models_with_equal_names_and_models_that_come_and_go_have_states_of_thei
     models = [linear() for _ in range(2)]
     for model in models:
         train(*model)
-    assert set(one._sizes) == {"weight", "bias", "Linear_2.weight", "Linear_2.bias"}
+    assert set(one.sizes) == {"weight", "bias", "Linear_2.weight", "Linear_2.bias"}
     for width in (8, 9, 10, 11):
         train(torch.nn.Linear(50, width), torch.randn(4, 50))
     summary = one.finish()

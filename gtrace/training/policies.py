@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: default range of bits that a policy chooses from
 DEFAULT_BITS = (2, 8)
-#: RMS of a gradient for which ``adaptive`` adds one bit
-DEFAULT_DIVISOR = 0.0005
 FIXED = "fixed"
 #: divisor of a reward: seconds of an iteration, or milliseconds of a whole period, as in the paper's text
 Cost: TypeAlias = Literal["iteration", "period"]
@@ -292,7 +290,7 @@ def scheduled(bits: Mapping[int, int]) -> Choice:
     return lambda step, _loss, _seconds, _rms: bits[starts[bisect_right(starts, step) - 1]]
 
 
-def adaptive(bits: tuple[int, int] = DEFAULT_BITS, divisor: float = DEFAULT_DIVISOR) -> Choice:
+def adaptive(bits: tuple[int, int] = DEFAULT_BITS, divisor: float = 0.0005) -> Choice:
     """K = floor(mean over workers of min(most, least + RMS / divisor)), at every step.
 
     Oeland and Raj, Reducing communication overhead in distributed learning by an order of magnitude (almost), 2015, as

@@ -27,11 +27,11 @@ from gtrace.training.measure import Measurement, NoiseAhead
 from gtrace.training.neural import NeuralCompression, ShadowError, ShadowSummary, finite_mean, shadow
 from gtrace.training.plain import fresh_model, seeded_batch
 from gtrace.training.policies import BitControl
-from gtrace.training.settings import JOINT, Kind, RunPlan, StudySettings
+from gtrace.training.settings import JOINT, OPTIMIZERS, Kind, RunPlan, StudySettings
 from gtrace.training.weights import QuantizedWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -40,17 +40,6 @@ if TYPE_CHECKING:
     from gtrace.costs import Network
     from gtrace.training.ranks import RankCodecs
     from gtrace.training.tasks import Evaluation, Task
-
-#: builders of ``settings.OPTIMIZERS``
-_OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
-    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
-    "nesterov": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True),
-    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),
-    "amsgrad": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr, amsgrad=True),
-    "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr),
-}
-
 
 #: torch's in clip_grad_norm_
 _CLIP_EPSILON = 1e-6
@@ -180,8 +169,11 @@ class TrainingRun:
 
     def _own_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         settings = self._settings
-        make = _OPTIMIZERS.get("adam" if settings.method in JOINT else settings.optimizer)
-        return self._task.optimizer(model, settings.lr) if make is None else make(model.parameters(), settings.lr)
+        if not settings.optimizer:
+            return self._task.optimizer(model, settings.lr)
+        name, options = OPTIMIZERS[settings.method]
+        made: torch.optim.Optimizer = getattr(torch.optim, name)(model.parameters(), lr=settings.lr, **options)
+        return made
 
     def _joint_optimizer(self, model: nn.Module, codecs: RankCodecs) -> JointOptimizer:
         settings = self._settings

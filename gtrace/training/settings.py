@@ -38,8 +38,17 @@ LAYERS: tuple[Layers, ...] = get_args(Layers)
 JOINT = {"onebit-adam": None, "zeroone-adam": 16}
 #: what goes through them if nobody names a codec
 JOINT_CODEC = "ef-signsgd:scale=rms"
-#: optimizers that the papers train with
-OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", *JOINT)
+#: optimizers that the papers train with -> torch's class and its options
+OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
+    "adam": ("Adam", {}),
+    "amsgrad": ("Adam", {"amsgrad": True}),
+    "adamw": ("AdamW", {}),
+    # What a run without the exchange has.
+    **dict.fromkeys(JOINT, ("Adam", {})),
+}
 #: share of the steps that are exact at first: DeepSpeed recommends 15 to 25%
 _WARMUP = 0.2
 

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from gtrace.torch_hooks.gradients import OptimizerStep
 
 _WARNINGS = 3
-#: seconds in which threads of gloo's let go of their last tensors
-_LAST_COLLECTIVE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +323,7 @@ class ScriptTraining:
             if self.summary.exchanged:
                 # A thread of gloo's may still want Python's lock, to let go of the last collective's tensors. If the
                 # interpreter ends before it has it, torch aborts the process (without gtrace, too).
-                time.sleep(_LAST_COLLECTIVE)
+                time.sleep(0.05)
         return self.summary
 
     def _patch(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     #: averages, pieces of all tensors, each one's part of the values, and its target among the averages
     Cut: TypeAlias = tuple[list[Vector], list[Piece], list[Any], list[Any]]
 
-#: bits of a sum of codes at most
-_SUM_BITS = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -376,7 +373,7 @@ def _added(parts: Parts, total: NDArray[np.int64], ranks: int, scales: NDArray[n
 def _wide(parts: Parts, ranks: int) -> int:
     """Bits of a sum of the integers of these ranks."""
     width = width_for(ranks * int(_integers(parts)[-1]) + 1)
-    if width > _SUM_BITS:
+    if width > 16:
         raise UsageError(f"shared-scale: a sum of {ranks} codes needs {width} bits; take fewer bits or ranks")
     return width
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 Placement: TypeAlias = Literal["optimal", "uniform", "xnor"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 MOST_LEVELS = 256
-#: up to this many levels, comparing with every midpoint is faster than a binary search
-_COMPARED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,8 @@ class WeightLevels:
         scale = float(np.abs(weights).max())
         places = (levels * scale).astype(np.float32)
         middles = (places[1:] + places[:-1]) / 2
-        if middles.size < _COMPARED:
+        # For few levels, comparing with every midpoint is faster than a binary search.
+        if middles.size < 16:
             codes = np.zeros(weights.shape, np.uint8)
             for middle in middles:
                 codes += weights > middle

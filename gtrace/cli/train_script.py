@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -261,7 +260,7 @@ def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range
     if as_json:
         document = {
             "output": str(log) if runs.log.runs else None,
-            "comparison": [dataclasses.asdict(one) for one in compared],
+            "comparison": [asdict(one) for one in compared],
             "own_seed": runs.own_seed,
             "failed": [dict(zip(("spec", "seed", "exit_code"), one, strict=True)) for one in runs.failed],
         }

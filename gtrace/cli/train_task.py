@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +132,7 @@ def _as_dict(result: RunResult, workers: int, logged: Logged | None, target: flo
         **pick(shadow, "steps", "cosine", "seconds"),
         "worst": worst and worst.tensor,
         "worst_cosine": worst and worst.cosine,
-        "tensors": [dataclasses.asdict(item) for item in shadow.tensors],
+        "tensors": [asdict(item) for item in shadow.tensors],
     }
     return {
         **pick(result, "run", "seed", "steps", "finished", "loss", "accuracy", "seconds", "sim_seconds"),

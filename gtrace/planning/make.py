@@ -8,9 +8,8 @@ ones.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -357,5 +356,5 @@ def _around(chosen: Codec) -> list[Codec]:
         size = count.bit_length()
         # No steps where the bits imply them. The codec's other settings stay: norm, coder, tail.
         grid: dict[str, Any] = {"bits": max(2, size + 1), "steps": None if count + 1 == 1 << size else count}
-        found += [dataclasses.replace(chosen, **grid | {"bucket_size": one}) for one in _BUCKETS if size < 15]
+        found += [replace(chosen, **grid | {"bucket_size": one}) for one in _BUCKETS if size < 15]
     return found

@@ -6,10 +6,9 @@ The workers share one model, since all of them step with the same aggregated gra
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -98,7 +97,7 @@ class RunResult:
 
     def to_plain(self) -> dict[str, Any]:
         """For checkpoints, which runs with shadow passes do not have."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "shadow"}
+        return {name: value for name, value in asdict(self).items() if name != "shadow"}
 
     @classmethod
     def from_plain(cls, saved: Mapping[str, Any]) -> RunResult:
@@ -270,7 +269,7 @@ class TrainingRun:
         if measured:
             yield {"type": "measure", **self.label, "step": step, **measured}
         for error in errors:
-            yield {"type": "shadow", **self.label, "step": step, **dataclasses.asdict(error)}
+            yield {"type": "shadow", **self.label, "step": step, **asdict(error)}
         yield from map(warning, self._report(bad, step))
         return record
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from gtrace.codecs import Codec, Identity
@@ -125,8 +124,8 @@ class StudyOptions:
             # Measured times would make runs differ.
             network = network or _PAPER_NETWORK
             if network.compute is None:
-                network = dataclasses.replace(network, compute=DEFAULT_COMPUTE)
-        given = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+                network = replace(network, compute=DEFAULT_COMPUTE)
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
         return StudySettings(
             **{
                 **given,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -11,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,11 +109,11 @@ class Advice:
         names = ("target", "step", "backward", "seconds", "notes")
         files = {name: getattr(self, name) for name in ("trace", "sweep", "plan_file", "page")}
         return {
-            "verdict": dataclasses.asdict(self.verdict),
+            "verdict": asdict(self.verdict),
             **{name: getattr(self, name) for name in names},
-            "options": [dataclasses.asdict(one) for one in self.options],
-            "speeds": [dataclasses.asdict(one) for one in self.speeds],
-            "plan": None if self.plan is None else dataclasses.asdict(self.plan.totals),
+            "options": [asdict(one) for one in self.options],
+            "speeds": [asdict(one) for one in self.speeds],
+            "plan": None if self.plan is None else asdict(self.plan.totals),
             **{name: None if path is None else str(path) for name, path in files.items()},
         }
 
@@ -218,7 +217,7 @@ def advise(
         page=folder / PAGE,
         notes=tuple(_notes(timings, is_trace=is_trace)),
     )
-    (folder / RECORD).write_text(json.dumps({"timings": dataclasses.asdict(timings)}) + "\n", encoding="utf-8")
+    (folder / RECORD).write_text(json.dumps({"timings": asdict(timings)}) + "\n", encoding="utf-8")
     return advice
 
 
@@ -245,7 +244,7 @@ def _capture(
     timings = folder / "timings.json"
     probe = ProbeOptions(str(trace.resolve()), str(timings.resolve()), STEPS, MOST_STEPS, settings.seconds, BUDGET)
     about = {"target": program.target, "args": program.args, "is_module": program.is_module}
-    message = json.dumps({**about, "probe": dataclasses.asdict(probe)})
+    message = json.dumps({**about, "probe": asdict(probe)})
     output = folder / "output.txt"
     with output.open("wb") as stream:
         child = subprocess.Popen(
@@ -316,7 +315,7 @@ def _cluster(settings: AdviseSettings, timings: ProbeTimings) -> Cluster | None:
     if timings.step is None:
         raise UsageError(f"--cluster: the time of a step is not known here; add it, e.g. {settings.cluster},180ms.")
     backward = None if timings.backward is None else min(timings.backward, timings.step)
-    return dataclasses.replace(settings.cluster, step_time=timings.step, backward_time=backward)
+    return replace(settings.cluster, step_time=timings.step, backward_time=backward)
 
 
 def _sweep(trace: Path, codecs: Sequence[Codec], steps: Sequence[int], output: Path) -> SweepResult:
@@ -377,8 +376,8 @@ def _speeds(analysis: SweepAnalysis, cluster: Cluster, low: float, high: float) 
     """Recommendations from the slowest to the fastest link; where two meet is searched to 1%."""
 
     def answer(speed: float) -> str:
-        network = dataclasses.replace(cluster.network, bandwidth=speed)
-        savings = savings_of_sweep(analysis, dataclasses.replace(cluster, network=network))
+        network = replace(cluster.network, bandwidth=speed)
+        savings = savings_of_sweep(analysis, replace(cluster, network=network))
         verdict = verdict_of(analysis, savings)
         if verdict.answer == "compress":
             return str(verdict.codec)

@@ -92,6 +92,7 @@ def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
     session = CaptureSession(chosen, attrs, say=say, status=True)
 
     def leave(exit_code: int) -> int:
+        """The program ends the process by itself, so that nothing after ``run_program`` is reached."""
         try:
             return _conclude(program, Outcome(exit_code), session, shown, say)
         except GtraceError as error:

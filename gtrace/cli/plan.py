@@ -429,7 +429,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
         plan = make_plan(
             curves,
             budget,
-            # What every plan's file is called is no part of the name.
+            # Without what every plan's file is called.
             name=re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem.removesuffix(".plan")) or "plan",
             provenance={**about, **_provenance(settings, curves)},
             objective=goal.objective,

@@ -150,7 +150,7 @@ class TrainingRun:
         if chooser is not None:
             assert isinstance(codec, Codec), "a table has no policy"
             self._control = BitControl(chooser, codec, self._exchange)
-        #: CPU time of a step that is no part of it: shadow passes, measurements
+        #: CPU time within a step that does not count: shadow passes, measurements
         self._aside = 0.0
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []

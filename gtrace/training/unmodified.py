@@ -62,57 +62,50 @@ class ScriptOptions(RankOptions):
     """Options of a program's training in JSON values, so that they can be passed to launched processes.
 
     Those with a name of an option of ``gtrace train`` mean the same.
-
-    Attributes:
-        codec: spec of the codec; for a table its name.
-        rules: (pattern, spec) for some tensors.
-        argv: the program, for the log.
-        launch: a word of this launch, so that its processes do not overwrite each other's logs.
-        table: what ``CodecTable.describe`` says of a table; None if there is one codec.
-        plan: the file that it is from.
-        watched: the gradients are left as they are, and the log has losses alone: the baseline.
     """
 
     log: str
+    #: its spec; for a table its name
     codec: str
+    #: (pattern, spec) for some tensors
     rules: tuple[tuple[str, str], ...] = ()
     min_size: int = 0
     every: int | None = None
     workers: int = 1
+    #: the program, for the log
     argv: tuple[str, ...] = ()
+    #: a word of this launch, so that its processes do not overwrite each other's logs
     launch: str = ""
     plugins: tuple[str, ...] = ()
+    #: what ``CodecTable.describe`` says of a table, and the file that it is from; None if there is one codec
     table: dict[str, Any] | None = None
     plan: str = ""
+    #: the gradients are left as they are, and the log has losses alone: the baseline
     watched: bool = False
     to: str | None = None
 
 
 @dataclass(slots=True)
 class ScriptSummary:
-    """The result of a program's training.
+    """The result of a program's training."""
 
-    Attributes:
-        steps: optimizer steps that used gradients from the codec.
-        elements: number of values of all tensors.
-        tally: summed over the steps, of this process.
-        codec_seconds: CPU time of the codec in the steps that ``seconds`` covers.
-        seconds: CPU time of this process after the first step.
-        rank: None if there is only one process.
-        exchanged: gradients traveled between ranks as bytes.
-        log: path of the run log; None if this process wrote none.
-    """
-
+    #: that used gradients from the codec
     steps: int = 0
     optimizers: int = 0
+    #: values of all tensors
     elements: int = 0
+    #: summed over the steps, of this process
     tally: Tally = field(default_factory=Tally)
+    #: CPU time of this process after the first step, and of the codec in it
     seconds: float = 0.0
     codec_seconds: float = 0.0
+    #: None if there is only one process
     rank: int | None = None
     world_size: int = 1
+    #: gradients traveled between ranks as bytes
     exchanged: bool = False
     comparisons: list[AllReduceComparison] = field(default_factory=list)
+    #: None if this process wrote none
     log: Path | None = None
     warnings: list[str] = field(default_factory=list)
 
@@ -270,9 +263,9 @@ class ScriptTraining:
         if options.every and not options.watched:
             self._rounds = ProgramRounds(self.rules, options, options.workers, options.every, self._warn_once)
             self._hooks.after = self._after_step
-        self._handle: Any = None
-        self._patches: list[Patch] = []
-        self._call_off: Callable[[], None] = lambda: None
+        #: takes out what was put in; None if nothing is in
+        self._hooked: contextlib.ExitStack | None = None
+        self._register = DistributedDataParallel.register_comm_hook
         self._owner = os.getpid()
         #: number of each optimizer, and how many times its gradients went through the codec
         self._counts: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
@@ -294,9 +287,11 @@ class ScriptTraining:
 
     def start(self) -> None:
         """Install the hooks."""
+        self._hooked = contextlib.ExitStack()
         self._hooks.install()
+        self._hooked.callback(self._hooks.remove)
         # Registered after the hooks above, so that a step is known when its gradients are compressed.
-        self._handle = register_optimizer_step_pre_hook(self._before_step)
+        self._hooked.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         if not self.options.watched:
             self._patch(DistributedDataParallel, "__init__", self._watch_wrapper)
             self._patch(DistributedDataParallel, "register_comm_hook", self._watch_registration)
@@ -304,18 +299,14 @@ class ScriptTraining:
             self._patch(Optimizer, "state_dict", self._rounds.saving)
             self._patch(Optimizer, "load_state_dict", self._rounds.loading)
         elif not self.options.watched:
-            self._call_off = call_after_import("torch.distributed.fsdp", self._watch_sharding)
+            self._hooked.callback(call_after_import("torch.distributed.fsdp", self._watch_sharding))
 
     def finish(self) -> ScriptSummary:
         """Take the hooks out, and close the log."""
-        if self._handle is not None and os.getpid() == self._owner:
+        if self._hooked is not None and os.getpid() == self._owner:
             self._flush()
-            self._handle.remove()
-            self._handle = None
-            self._call_off()
-            for patch in reversed(self._patches):
-                patch.use(False)
-            self._hooks.remove()
+            self._hooked.close()
+            self._hooked = None
             self.summary.elements = sum(self.sizes.values())
             for text in self.rules.unmatched(self.sizes) if self.sizes else ():
                 self.warn(text)
@@ -328,8 +319,10 @@ class ScriptTraining:
 
     def _patch(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         original = vars(owner)[name]
-        self._patches.append(Patch(owner, name, original, functools.wraps(original)(make(original))))
-        self._patches[-1].use(True)
+        patch = Patch(owner, name, original, functools.wraps(original)(make(original)))
+        patch.use(True)
+        assert self._hooked is not None
+        self._hooked.callback(patch.use, False)
 
     def warn(self, text: str) -> None:
         """Keep a warning, and print the first few."""
@@ -347,8 +340,7 @@ class ScriptTraining:
             original(wrapper, *args, **kwargs)
             if os.getpid() == self._owner and wrapper.process_group.size() > 1:
                 state = self._between_ranks(wrapper.process_group.size(), wrapper.process_group, model=wrapper.module)
-                register: Any = next(one.original for one in self._patches if one.name == "register_comm_hook")
-                register(wrapper, state, ddp_comm_hook if self._rounds is None else keep_own)
+                self._register(wrapper, state, ddp_comm_hook if self._rounds is None else keep_own)
                 for parameter in wrapper.parameters():
                     self._wrapped[parameter] = state
 

@@ -23,9 +23,8 @@ from gtrace.codecs.plugins import origin_of, plugin_of
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.report.analysis.equal_bits import at_bits, bd_rate, envelope
 from gtrace.report.analysis.sweep import analyze
-from gtrace.report.names import MISSING, number
+from gtrace.report.names import MISSING, number, signed_percent
 from gtrace.report.section import Cell, Column, Table
-from gtrace.report.sections.sweep_words import signed_percent
 from gtrace.runlog import versions
 from gtrace.sweep import SweepResult, expand, run_sweep
 from gtrace.sweep.cluster import build

@@ -16,7 +16,7 @@ from numba.core import config
 from numba.extending import intrinsic, overload
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels.bits import entropy
+from gtrace.kernels.bits import FLOATS, entropy, prefetch
 from gtrace.kernels.codes import TALLIES
 from gtrace.kernels.compare import (
     ALIVE,
@@ -50,6 +50,8 @@ FIXED, ENTROPY, HUFFMAN, CODED = range(4)
 W1, W1_MCGQ = range(2)
 #: more than the padding of a codec's levels
 PADDING = 8
+#: the next chunk's errors are asked for in so many parts, between the stages of this one, so that none has to wait
+_PARTS = 3
 _ONE, _TWO, _ZERO = np.float32(1.0), np.float32(2.0), np.float32(0.0)
 
 
@@ -296,6 +298,7 @@ def draw_levels(
     while p < x.size:
         stop = min(x.size, p + CHUNK - (start + p) % CHUNK)
         rounded = min(stop, split)
+        prefetch(x, stop, CHUNK, FLOATS)
         for i in range(stop - p):
             u[i] = uniform(np.uint64(start + p) + np.uint64(i), add, flip, last)
         fractions(x[p : max(p, rounded)], scales, bucket, p, r, magnitudes)
@@ -306,6 +309,9 @@ def draw_levels(
             symbols = 2 * own.size - 1 + rules[c, MIRRORED]
             times = scaled[base : base + symbols]
             tally = counted[TALLIES * base : TALLIES * (base + symbols)]
+            size = x.size if totals[c] != 0 else 0
+            total, part = floats_at(totals[c], size), min(size, CHUNK // _PARTS)
+            prefetch(total, stop, part, FLOATS // 2)
             at = p
             while at < rounded:
                 end = min(rounded, (at // bucket + 1) * bucket)
@@ -330,6 +336,7 @@ def draw_levels(
                     ends[c], zeros = _pair(tally, times, tallies[base:], bits, counts, ends[c])
                     sums[c, ZEROS] += zeros
                 at = end
+            prefetch(total, stop + part, part, FLOATS // 2)
             # Values that are not rounded, and those of wide codecs, are pairs of their own.
             alone = p if rules[c, WIDE] else max(p, rounded)
             for i in range(max(p, split), stop):
@@ -338,8 +345,8 @@ def draw_levels(
             sums[c, ZEROS] += zeros
             _add_chunk(gb, qb, db, wb, start + p, lanes[c])
             sums[c, ALIVE] += alive
-            if totals[c] != 0:
-                add_error(gb, qb, floats_at(totals[c], x.size)[p:stop])
+            prefetch(total, stop + 2 * part, part, FLOATS // 2)
+            add_error(gb, qb, total[p:stop])
             if (start + stop) % BLOCK == 0:
                 fold(lanes[c], sums[c])
         p = stop

@@ -116,8 +116,10 @@ def test_levels_of_a_sketch(benchmark, s):
     benchmark.pedantic(lambda: optimal_levels(sketch, s), rounds=3, iterations=1)
 
 
-@pytest.mark.parametrize("law", ["optimal", "alq"])
-def test_fits_of_a_sweep(benchmark, law):
+@pytest.mark.parametrize(
+    ("law", "sets", "numbers"), [("optimal", optimal_level_sets, (2, 4, 8, 16)), ("alq", alq_level_sets, (2, 3, 4, 5))]
+)
+def test_fits_of_a_sweep(benchmark, law, sets, numbers):
     """4,700 fits: 1,175 sketches of 256 to 262,144 values, each with the levels of 2 to 5 bits."""
     rng = np.random.default_rng(0)
     sizes = [256 << (2 * (k % 6)) for k in range(1175)]
@@ -127,8 +129,7 @@ def test_fits_of_a_sweep(benchmark, law):
     def fit():
         for sketch in sketches:
             # without the results of the call before
-            fresh = replace(sketch)
-            _ = optimal_level_sets(fresh, (2, 4, 8, 16)) if law == "optimal" else alq_level_sets(fresh, (2, 3, 4, 5))
+            sets(replace(sketch).alone, numbers)
 
     values = rng.standard_normal(10**6)
     sort = best(lambda: np.sort(values), 3)

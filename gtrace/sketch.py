@@ -63,8 +63,30 @@ class LogMoments(NamedTuple):
     sigma: float
 
 
+class _Remembering:
+    """What keeps results in ``_known``, which is never handed on to a changed copy."""
+
+    __slots__ = ()
+    _known: dict[Any, Any]
+
+    def remember(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returned for this key, called once: for what follows from the sketches and the key alone."""
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = make()
+        return found
+
+    def remember_each(self, keys: Sequence[K], make: Callable[[list[K]], Iterable[Any]]) -> list[Any]:
+        """As :meth:`remember` for several keys; one call of ``make`` for all that are missing, if any."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._known]
+        made = dict(zip(missing, make(missing), strict=True)) if missing else {}
+        return [self.remember(key, partial(made.get, key)) for key in keys]
+
+
 @dataclass(frozen=True, slots=True)
-class MomentSketch:
+class MomentSketch(_Remembering):
     """Summary of one tensor, or of several merged ones. Build it with :meth:`of`; add sketches with ``+``.
 
     Numbers of values and buckets are whole, unless the sketch was :meth:`scaled`.
@@ -107,7 +129,6 @@ class MomentSketch:
     dead: float = 0
     bucket_moments: NDArray[np.float64] | None = None
     mantissa: int = MANTISSA
-    # Never handed on to a changed copy: what is known of these sums only.
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -390,21 +411,6 @@ class MomentSketch:
         found = self.remember((grid.tobytes(), zero), lambda: self._expect(grid, zero))
         return found
 
-    def remember(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` returned for this key, called once: for what follows from the sketch and the key alone."""
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            found = self._known[key] = make()
-        return found
-
-    def remember_each(self, keys: Sequence[K], make: Callable[[list[K]], Iterable[Any]]) -> list[Any]:
-        """As :meth:`remember` for several keys; one call of ``make`` for all that are missing, if any."""
-        missing = [key for key in dict.fromkeys(keys) if key not in self._known]
-        made = dict(zip(missing, make(missing), strict=True)) if missing else {}
-        return [self.remember(key, partial(made.get, key)) for key in keys]
-
     def _expect(self, grid: NDArray[np.float64], zero: bool) -> tuple[float, float, float, NDArray[np.float64]]:
         mass = np.empty(grid.size)
         weighted, plain, bound = _symbols.judge_levels(self.bins(), grid, not zero, mass)
@@ -443,7 +449,7 @@ class MomentSketch:
 
 
 @dataclass(frozen=True, slots=True)
-class SketchSet:
+class SketchSet(_Remembering):
     """Sketches of several tensors with one spec, end to end.
 
     Attributes:
@@ -518,6 +524,9 @@ class SketchSet:
             )
             # Not the set itself: a circle is freed late, with all its arrays.
             sketch._known["bins"] = self.bins_at(place)
+            fits = {key: [each[[place]] for each in known] for key, known in self._known.items() if type(key) is tuple}
+            if fits:
+                sketch.alone._known.update(fits)
             self._known[place] = sketch
         found: MomentSketch = self._known[place]
         return found
@@ -529,12 +538,13 @@ class SketchSet:
     @property
     def energies(self) -> NDArray[np.float64]:
         """float64[tensors], see :attr:`MomentSketch.energy`."""
-        found: NDArray[np.float64] | None = self._known.get("energies")
-        if found is None:
-            squares = np.empty(len(self.rows))
-            _sketching.sum_squares(self.rows, self.first[0], self.sums, squares)
-            found = self._known["energies"] = self._sums(squares) + self.counted("exact_energy")[:, 0]
+        found: NDArray[np.float64] = self.remember("energies", self._energies)
         return found
+
+    def _energies(self) -> NDArray[np.float64]:
+        squares = np.empty(len(self.rows))
+        _sketching.sum_squares(self.rows, self.first[0], self.sums, squares)
+        return self._sums(squares) + self.counted("exact_energy")[:, 0]
 
     def _sums(self, column: NDArray[np.float64]) -> NDArray[np.float64]:
         """The sum over the bins of each sketch, added as numpy does."""
@@ -593,14 +603,15 @@ class SketchSet:
 
     def bins(self) -> _symbols.BinSets:
         """The bins of all sketches for kernels."""
-        found: _symbols.BinSets | None = self._known.get("bins")
-        if found is None:
-            places = np.empty((len(self) + 1, 3), np.int64)
-            edges = _sketching.describe_bins(self.rows, *self.first, self.sums, self.starts, places)
-            zeros, weights, size, exact = self.counted("zeros", "zero_weight", "size", "exact").T
-            numbers = np.stack([zeros, weights, size - exact], axis=1)
-            found = self._known["bins"] = _symbols.BinSets(*edges[:2], self.sums, *edges[2:], places, numbers)
+        found: _symbols.BinSets = self.remember("bins", self._bins)
         return found
+
+    def _bins(self) -> _symbols.BinSets:
+        places = np.empty((len(self) + 1, 3), np.int64)
+        edges = _sketching.describe_bins(self.rows, *self.first, self.sums, self.starts, places)
+        zeros, weights, size, exact = self.counted("zeros", "zero_weight", "size", "exact").T
+        numbers = np.stack([zeros, weights, size - exact], axis=1)
+        return _symbols.BinSets(*edges[:2], self.sums, *edges[2:], places, numbers)
 
     def bins_at(self, place: int) -> _symbols.SketchBins:
         """The bins of one of the sketches."""

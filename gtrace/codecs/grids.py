@@ -475,6 +475,16 @@ class Fitted(LevelGrid):
             return np.concatenate([np.zeros(1, np.float32), grid])
         return grid if self.zero else np.asarray(grid[grid > 0])
 
+    def narrowed_each(self, fitted: NDArray[np.float64], sizes: NDArray[np.int64]) -> list[Values]:
+        """:meth:`narrowed` of the first ``sizes`` magnitudes, int64[tensors], of each row."""
+        rows, inside = fitted.astype(np.float32), np.arange(fitted.shape[1]) < sizes[:, None]
+        plain = ((rows[:, 1:] > rows[:, :-1]) | ~inside[:, 1:]).all(axis=1) & ((rows[:, 0] == 0) == self.zero)
+        plain &= (sizes > 1) & (rows[:, min(int(self.zero), rows.shape[1] - 1)] >= _TINY)
+        return [
+            rows[place, :size] if plain[place] else self.narrowed(fitted[place, :size])
+            for place, size in enumerate(sizes.tolist())
+        ]
+
     def model_error(self, state: State, sketch: MomentSketch) -> float:
         # The law's objective per value, times the weight of all rounded values.
         model = state.arrays.get("model")

@@ -18,7 +18,7 @@ from gtrace.errors import UsageError
 from gtrace.fitting import alq_level_sets, optimal_level_sets
 from gtrace.kernels import symbols as _symbols
 from gtrace.kernels.noise import noise_of_levels
-from gtrace.sketch import ROUNDING, MomentSketch, SketchSet
+from gtrace.sketch import ROUNDING, SketchSet
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gtrace.codecs.base import Codec
     from gtrace.codecs.grids import LevelGrid
     from gtrace.codecs.scales import BucketNorm
+    from gtrace.sketch import MomentSketch
     from gtrace.types import Key, SummarySpec
 
 #: methods that a codec must not override in order to be judged together with others
@@ -179,10 +180,10 @@ class LevelSets:
         """The levels fitted to each sketch, those of fixed grids as they are; None for one tensor without a fit."""
         states: list[dict[str, NDArray[Any]]] = []
         tensors = 1 if sketches is None else len(sketches)
+        fitted = {} if sketches is None else _fits(self._grids, sketches)
         for place in range(tensors):
-            sketch = sketches[place] if self.adaptive and sketches is not None else None
-            fitted = {} if sketch is None or not sketch.sums.size else _fits(self._grids, sketch)
-            states += [dict(fitted[k].arrays) if k in fitted else {} for k in range(len(self.codecs))]
+            held = sketches is not None and sketches.starts[place] < sketches.starts[place + 1]
+            states += [fitted[k][place] if held and k in fitted else {} for k in range(len(self.codecs))]
         each, known = self._levels * tensors, [-1] * len(states)
         for place, arrays in enumerate(states):
             if arrays:
@@ -339,48 +340,50 @@ class LevelSets:
         return lost
 
 
-def _fits(grids: Sequence[LevelGrid], sketch: MomentSketch) -> dict[int, State]:
-    """Adaptive grids fitted to a sketch, by their places: one search finds all levels that differ in their number."""
+def _fits(grids: Sequence[LevelGrid], sketches: SketchSet) -> dict[int, list[dict[str, NDArray[Any]]]]:
+    """The arrays of adaptive grids fitted to each sketch, by places: levels that differ in their number go together."""
     ahead: defaultdict[Any, list[tuple[int, Fitted]]] = defaultdict(list)
-    for place, grid in enumerate(grids):
+    for k, grid in enumerate(grids):
         if isinstance(grid, Optimal) or (isinstance(grid, LeastVariance) and grid.method == "newton"):
-            ahead[isinstance(grid, Optimal) and grid.zero, grid.zero, grid.weighted].append((place, grid))
-    found: dict[int, State] = {}
+            ahead[isinstance(grid, Optimal) and grid.zero, grid.zero, grid.weighted].append((k, grid))
+    found: dict[int, list[dict[str, NDArray[Any]]]] = {}
     for (exact, zero, weighted), own in ahead.items():
         bits = [grid.bits for _, grid in own]
         if exact:
-            levels = optimal_level_sets(sketch, [2 ** (each - 1) for each in bits])
+            sets = optimal_level_sets(sketches, [2 ** (each - 1) for each in bits])
         else:
-            levels = alq_level_sets(sketch, bits, zero, weighted)
-        found |= {
-            place: State(0, {"levels": grid.narrowed(each)}) for (place, grid), each in zip(own, levels, strict=True)
-        }
-    left = {k: grid for k, grid in enumerate(grids) if grid.adaptive and k not in found}
-    return found | {k: grid.fit(State(0), sketch) for k, grid in left.items()}
+            sets = alq_level_sets(sketches, bits, zero, weighted)
+        for (k, grid), (levels, sizes) in zip(own, sets, strict=True):
+            found[k] = [{"levels": each} for each in grid.narrowed_each(levels, sizes)]
+    for k, grid in enumerate(grids):
+        if grid.adaptive and k not in found:
+            found[k] = [dict(grid.fit(State(0), sketches[place]).arrays) for place in range(len(sketches))]
+    return found
 
 
 def least_errors(sketches: SketchSet, counts: NDArray[np.int64], *, zero: bool) -> NDArray[np.float64]:
-    """The least expected squared error of any ``counts`` magnitudes on each sketch, int64 and float64[tensors, counts].
+    """The least expected squared error of any ``counts`` magnitudes on each sketch, int64 and float64[tensors, codecs].
 
     Without 0 as a level it is that of the best of several local searches. NaN for numbers that no bits give, and for
     sketches without values.
     """
-    errors = np.full(counts.shape, np.nan)
-    known = {count: count.bit_length() for count in np.unique(counts).tolist()}
-    known = {count: bits for count, bits in known.items() if zero or (count > 1 and not count & (count - 1))}
-    levels = [np.ones(1)] * (len(sketches) * len(known))
-    for place, own in enumerate(counts):
-        found = {count: known[count] for count in np.unique(own).tolist() if count in known}
-        sketch = sketches[place]
-        if found and sketch.sums.size:
-            sets = optimal_level_sets(sketch, found) if zero else alq_level_sets(sketch, found.values(), zero=False)
-            for count, each in zip(found, sets, strict=True):
-                levels[place * len(known) + [*known].index(count)] = each
-                errors[place, own == count] = 0.0
+    errors, wanted = np.full(counts.shape, np.nan), np.unique(counts.max(axis=0)).tolist()
+    known = [count for count in wanted if zero or (count > 1 and not count & (count - 1))]
     if known:
-        starts, least = np.cumsum([0, *map(len, levels)]), np.empty(len(levels))
-        _symbols.weigh_sets(sketches.bins(), np.concatenate(levels), starts, np.full(len(levels), not zero), least)
+        if zero:
+            sets = optimal_level_sets(sketches, known)
+        else:
+            sets = alq_level_sets(sketches, [count.bit_length() for count in known], zero=False)
+        sizes = np.stack([own for _, own in sets], axis=1)
+        inside = [np.arange(levels.shape[1]) < own[:, None] for levels, own in sets]
+        levels = np.concatenate([levels for levels, _ in sets], axis=1)[np.concatenate(inside, axis=1)]
+        starts, least = np.cumsum([0, *sizes.reshape(-1)]), np.empty(sizes.size)
+        _symbols.weigh_sets(sketches.bins(), levels, starts, np.full(sizes.size, not zero), least)
         least += np.repeat(sketches.counted("clip_error"), len(known))
-        for count, column in zip(known, least.reshape(len(sketches), -1).T, strict=True):
-            errors = np.where(counts == count, errors + column[:, None], errors)
+        for count, column in zip(known, least.reshape(sizes.shape).T, strict=True):
+            errors = np.where(counts == count, column[:, None], errors)
+    errors[np.diff(sketches.starts) == 0] = np.nan
+    # A tensor of few values has fewer levels than others.
+    for place in np.flatnonzero(~np.isin(counts, wanted).all(axis=1)).tolist():
+        errors[place] = least_errors(sketches[place].alone, counts[[place]], zero=zero)
     return errors

@@ -15,8 +15,6 @@ from gtrace.kernels import norms as _norms
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import ArrayLike
 
     from gtrace.kernels import Floats
@@ -202,19 +200,6 @@ class SketchLaw:
         squares = lower * (mass * lower + 2.0 * moment) + self._table[:, _descent.SECOND]
         return float(np.sum(mass * lower + moment)), float(np.sum(squares))
 
-    def fit(self, counts: Sequence[int], mirrored: bool, limit: int) -> dict[int, Floats]:
-        """Grids of least error for several numbers of levels, in at most ``limit`` rounds each."""
-        found: dict[int, Floats] = {}
-        for size in dict.fromkeys(_points(_SKETCH_POINTS, count) for count in counts):
-            own = [count for count in dict.fromkeys(counts) if _points(_SKETCH_POINTS, count) == size]
-            wanted = np.array(own)
-            levels = np.empty(wanted.sum())
-            none = np.empty((0, 0))
-            sizes, _, _ = _descent.fit_sets(self._table, self._zeros, size, wanted, mirrored, limit, levels, none)
-            ends = np.cumsum(wanted)
-            found |= {own[k]: levels[ends[k] - own[k] :][: sizes[k]].copy() for k in range(len(own))}
-        return found
-
     def optimize(self, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
         """The grid of least error near another one; also the objective at the start and after each round and sweep."""
         levels = levels.copy()
@@ -277,12 +262,17 @@ class SketchLaw:
 
     def candidates(self, count: int) -> Floats:
         """See :meth:`MixtureLaw.candidates`; beside each point the nearest mean of a bin, the level of a lone value."""
-        return _descent.candidates(self._table, _points(_SKETCH_POINTS, count))
+        return _descent.candidates(self._table, sketch_points(count))
 
 
 def _edges(levels: Floats, mirrored: bool) -> Floats:
     """The levels; for a mirrored grid with the 0 in front, below which it repeats."""
     return np.concatenate(([0.0], levels)) if mirrored else levels
+
+
+def sketch_points(count: int) -> int:
+    """How many points of a sketch a start of ``count`` levels is chosen from."""
+    return _points(_SKETCH_POINTS, count)
 
 
 def _points(points: tuple[int, int, int], count: int) -> int:

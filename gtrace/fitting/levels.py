@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from gtrace.buckets import as_levels
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError, suggest
-from gtrace.fitting.laws import MixtureLaw, SketchLaw, as_law, check_law, total_weight
+from gtrace.fitting.laws import MixtureLaw, SketchLaw, as_law, check_law, sketch_points, total_weight
 from gtrace.kernels import descent as _descent
 from gtrace.sketch import MomentSketch
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from gtrace.fitting.laws import Law, LawLike
-    from gtrace.kernels import Floats
+    from gtrace.kernels import Floats, Ints
+    from gtrace.sketch import SketchSet
 
 #: grids by name; "global" is the best grid among candidate points, found by dynamic programming
 STARTS = ("uniform", "exponential", "companding", "global")
@@ -332,8 +334,10 @@ def alq_levels(
         raise UsageError(f"method: '{method}' is unknown; {suggest(str(method), METHODS)}")
     if sweeps is not None and sweeps < 0:
         raise UsageError(f"sweeps: {sweeps} is negative")
-    if isinstance(law, MomentSketch) and method == "newton" and start is None and sweeps is None and not history:
-        return alq_level_sets(law, (bits,), zero, weighted)[0]
+    plain = method == "newton" and start is None and sweeps is None and not history
+    if isinstance(law, MomentSketch) and zero is not None and plain:
+        levels, sizes = alq_level_sets(law.alone, (bits,), zero, weighted)[0]
+        return levels[0, : sizes[0]].copy()
     mirrored = zero is not None and not zero
     count = magnitude_count(bits) * (2 if zero is None else 1)
     prepared = as_law(law, weighted=weighted, symmetric=zero is not None)
@@ -348,24 +352,50 @@ def alq_levels(
     return (levels, objectives) if history else levels
 
 
-def alq_level_sets(law: LawLike, bits: Iterable[int], zero: bool | None = True, weighted: bool = True) -> list[Floats]:
-    """:func:`alq_levels` of one law for several numbers of bits, float64 levels for each; a sketch remembers them."""
-    if not isinstance(law, MomentSketch):
-        return [alq_levels(law, each, zero, weighted) for each in bits]
-    mirrored = not zero
-    prepared = as_law(law, weighted=weighted, symmetric=zero is not None)
+def alq_level_sets(
+    sketches: SketchSet, bits: Iterable[int], zero: bool = True, weighted: bool = True
+) -> list[tuple[Floats, Ints]]:
+    """:func:`alq_levels` of several sketches, each for several numbers of bits, which the set remembers.
 
-    def fit(missing: list[tuple[str, int, bool, bool]]) -> list[Floats]:
-        counts = [count for _, count, _, _ in missing]
-        if not isinstance(prepared, SketchLaw):
-            return [uniform_grid(count, not mirrored) for count in counts]
-        spikes = _grid_of_spikes(prepared, mirrored)
-        few = [count for count in counts if spikes is not None and spikes.size <= count]
-        fitted = prepared.fit([count for count in counts if count not in few], mirrored, LIMITS["newton"])
-        return [_distinct(spikes, mirrored) if count in few else fitted[count] for count in counts]  # type: ignore[arg-type]
+    Args:
+        sketches: of the values.
+        bits: each 2 to 12, the sign included.
+        zero: as for :func:`alq_levels`.
+        weighted: as for :func:`alq_levels`.
 
-    keys = [("alq", magnitude_count(each), mirrored, weighted) for each in bits]
-    return [levels.copy() for levels in law.remember_each(keys, fit)]
+    Returns:
+        for each number of bits float64[sketches, 2^(bits - 1)], ascending levels, and int64[sketches], how many of
+        them there are. What follows them means nothing.
+
+    Raises:
+        UsageError: as for :func:`alq_levels`.
+    """
+    column = 1 if weighted else 0
+
+    def fit(missing: list[tuple[str, int, bool, bool]]) -> list[tuple[Floats, Ints]]:
+        wanted, bins = sorted({each for _, each, _, _ in missing}), sketches.bins()
+        totals, zeros = sketches.totals[column], bins.numbers[:, column].copy()
+        found: dict[int, tuple[Floats, Ints]] = {}
+        for size, group in groupby(wanted, lambda each: sketch_points(magnitude_count(each))):
+            own = [*group]
+            counts = np.array([*map(magnitude_count, own)])
+            levels, sizes = np.zeros((len(sketches), counts.sum())), np.empty((len(sketches), counts.size), np.int64)
+            bounds, limit = sketches.starts, LIMITS["newton"]
+            _descent.fit_bins(
+                *bins[:3], bounds, 3 * column, zeros, totals, size, counts, not zero, limit, levels, sizes
+            )
+            sets = np.split(levels, np.cumsum(counts)[:-1], axis=1)
+            for place, k in np.argwhere(sizes == 0).tolist():
+                # No weight, or values that are levels.
+                grid, _ = alq_levels(sketches[place], own[k], zero, weighted, history=True)
+                sets[k][place, : grid.size], sizes[place, k] = grid, grid.size
+            found |= {each: (sets[k], sizes[:, k]) for k, each in enumerate(own)}
+        return [found[each] for _, each, _, _ in missing]
+
+    check_law(sketches[0])
+    for each in bits:
+        magnitude_count(each)
+    return sketches.remember_each([("alq", each, zero, weighted) for each in bits], fit)
 
 
 def _fit(

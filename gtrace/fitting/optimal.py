@@ -24,7 +24,7 @@ import numpy as np
 from gtrace.errors import UsageError
 from gtrace.kernels import interval_sums as _spans
 from gtrace.kernels import optimal as _kernels
-from gtrace.sketch import MomentSketch
+from gtrace.sketch import MomentSketch, SketchSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,9 +78,10 @@ def optimal_levels(
     if isinstance(values, MomentSketch):
         if weights is not None:
             raise UsageError("weights: a sketch brings its own; leave them out")
-        if grid is None:
-            return optimal_level_sets(values, (s,), lo, hi)[0]
-        points = _sketch_points(values, lo, hi)
+        if grid is None and lo is None and hi is None:
+            levels, sizes = optimal_level_sets(values.alone, (s,))[0]
+            return levels[0, : sizes[0]].copy()
+        points = _halves(values, lo, hi)
     else:
         points = check_values(values, weights, lo, hi)
         points = _binned(points) if method == "sketch" else points.ordered()
@@ -89,29 +90,35 @@ def optimal_levels(
     return solve(points, (s,))[0].levels
 
 
-def optimal_level_sets(
-    sketch: MomentSketch, counts: Iterable[int], lo: float | None = None, hi: float | None = None
-) -> list[Floats]:
-    """:func:`optimal_levels` of one sketch for several numbers of levels.
-
-    The sketch remembers the results, so a later call with one of the counts searches nothing.
+def optimal_level_sets(sketches: SketchSet, counts: Iterable[int]) -> list[tuple[Floats, Ints]]:
+    """:func:`optimal_levels` of several sketches, each for several numbers of levels, which the set remembers.
 
     Args:
-        sketch: gives levels in units of r.
+        sketches: give levels from 0 to 1, in units of r.
         counts: numbers of levels, both ends included; each at least 2.
-        lo: first level; None for 0.
-        hi: last level; None for 1.
 
     Returns:
-        float64 levels, ascending, one array per count.
-    """
-    keys = [("optimal", check_count("s", count, 2), lo, hi) for count in counts]
+        for each count float64[sketches, count], ascending levels, and int64[sketches], how many of them there are: a
+        sketch of fewer values has them as levels. What follows them means nothing.
 
-    def search(missing: list[tuple[str, int, float | None, float | None]]) -> list[Floats]:
-        return [found.levels for found in solve(_sketch_points(sketch, lo, hi), [key[1] for key in missing])]
+    Raises:
+        UsageError: as for :func:`optimal_levels`.
+    """
+    keys = [("optimal", check_count("s", count, 2)) for count in counts]
+
+    def search(missing: list[tuple[str, int]]) -> list[tuple[Floats, Ints]]:
+        wanted, bins = np.unique([count for _, count in missing]), sketches.bins()
+        last = sketches.starts[1:][np.diff(sketches.starts) > 0] - 1
+        _check_reach(bins.lower[last] + bins.sums[last, 1] / bins.sums[last, 0], 0.0, 1.0)
+        levels, sizes = np.zeros((len(sketches), wanted.sum())), np.empty((len(sketches), wanted.size), np.int64)
+        few, per_level = _kernels.FEW, _kernels.CELLS_PER_LEVEL
+        _kernels.search_bins(*bins[:3], sketches.starts, wanted, few, per_level, levels, sizes)
+        sets = np.split(levels, np.cumsum(wanted)[:-1], axis=1)
+        found = {count: (sets[k], sizes[:, k]) for k, count in enumerate(wanted.tolist())}
+        return [found[count] for _, count in missing]
 
     # The levels of one step's fit are the next step's optimum to be compared with.
-    return [levels.copy() for levels in sketch.remember_each(keys, search)]
+    return sketches.remember_each(keys, search)
 
 
 def certified_levels(
@@ -238,10 +245,6 @@ def _on_grid(points: Points, cells: int) -> Points:
     return Points(at, mass, low, high)
 
 
-def _sketch_points(sketch: MomentSketch, lo: float | None, hi: float | None) -> Points:
-    return sketch.remember(("points", lo, hi), lambda: _halves(sketch, lo, hi))
-
-
 def _halves(sketch: MomentSketch, lo: float | None, hi: float | None) -> Points:
     low = 0.0 if lo is None else float(lo)
     high = 1.0 if hi is None else float(hi)
@@ -249,13 +252,18 @@ def _halves(sketch: MomentSketch, lo: float | None, hi: float | None) -> Points:
         raise UsageError(f"levels from {low} to {high}: the ends must be finite and in order")
     if sketch.rows.size == 0:
         return Points(np.array([max(low, 0.0)]), np.zeros(1), low, high)
-    top = float(sketch.lower[-1] + sketch.sums[-1, 1] / sketch.sums[-1, 0])
+    _check_reach(sketch.lower[-1:] + sketch.sums[-1:, 1] / sketch.sums[-1:, 0], low, high)
+    x, w = bin_points(sketch.lower, sketch.upper, sketch.sums, low, high)
+    return Points(x, w, low, high)
+
+
+def _check_reach(tops: Floats, low: float, high: float) -> None:
+    """Check that levels from ``low`` to ``high`` span magnitudes up to ``tops``."""
+    top = tops.max(initial=0.0)
     if low > 0 or top > high * (1 + 1e-12):
         raise UsageError(
             f"sketch: its values reach from 0 to {top:g}, the levels from {low:g} to {high:g}; set lo and hi"
         )
-    x, w = bin_points(sketch.lower, sketch.upper, sketch.sums, low, high)
-    return Points(x, w, low, high)
 
 
 def bin_points(lower: Floats, upper: Floats, sums: Floats, low: float, high: float) -> tuple[Floats, Floats]:
@@ -369,8 +377,6 @@ def _merge(x: Floats, mass: Floats, spare: float, delta: float) -> Floats:
 
 #: what rounding can do to the lower of the search's bounds is taken off it
 _ROUNDING = 1e-10
-#: beyond these magnitudes squares leave float64's range, so points and weights are scaled by a power of two
-_LARGE, _SMALL = 1e100, 1e-100
 
 
 class Points(NamedTuple):
@@ -442,15 +448,15 @@ def _distinct(points: Points, most: int) -> Floats:
 def _scaled(x: NDArray[np.floating], low: float, high: float) -> tuple[NDArray[np.floating], float, float, int]:
     """The points times 2^-exponent, so that squares of distances stay inside float64; mostly as they are."""
     most = max(abs(low), abs(high))
-    if most < _LARGE and high - low > _SMALL:
+    if most < _kernels.LARGE and high - low > _kernels.SMALL:
         return x, low, high, 0
-    exponent = int(np.frexp(most if most >= _LARGE else high - low)[1])
+    exponent = int(np.frexp(most if most >= _kernels.LARGE else high - low)[1])
     scaled = np.ldexp(x.astype(np.float64), -exponent)
     return scaled, float(np.ldexp(low, -exponent)), float(np.ldexp(high, -exponent)), exponent
 
 
 def _scaled_weights(w: Floats) -> tuple[Floats, int]:
-    if w.size == 0 or _SMALL < w.max() < _LARGE:
+    if w.size == 0 or _kernels.SMALL < w.max() < _kernels.LARGE:
         return w, 0
     exponent = int(np.frexp(w.max())[1])
     return np.ldexp(w, -exponent), exponent

@@ -661,3 +661,45 @@ def fit_sets(
         sizes[c] = distinct_levels(own, mirrored)
         start += counts[c]
     return sizes, rounds, sweeps
+
+
+@jit
+def fit_bins(
+    lower: Floats,
+    upper: Floats,
+    sums: Floats,
+    starts: Ints,
+    first: int,
+    zeros: Floats,
+    totals: Floats,
+    size: int,
+    counts: Ints,
+    mirrored: bool,
+    limit: int,
+    levels: Floats,
+    sizes: Ints,
+) -> None:
+    """:func:`fit_sets` of several sketches.
+
+    Args:
+        lower, upper, sums: bins of all sketches, end to end.
+        starts: int64[sketches + 1], where those of each begin.
+        first, zeros, totals: see :func:`tabulate`; float64[sketches].
+        size, counts, mirrored, limit: as for :func:`fit_sets`.
+        levels: float64[sketches, sum of counts], overwritten: the sets of each sketch end to end, as far as they have
+            levels.
+        sizes: int64[sketches, c], overwritten: how many levels each set has; 0 for a sketch without weight, or of
+            perhaps no more single values than levels, whose fit is another.
+    """
+    none = np.empty((0, 0))
+    for t in range(sizes.shape[0]):
+        a, b, held = starts[t], starts[t + 1], 0
+        for k in range(a, b):
+            held += sums[k, first] > 0.0
+        sizes[t] = 0
+        if not held:
+            continue
+        table = np.empty((b - a, COLUMNS))
+        single = tabulate(lower[a:b], upper[a:b], sums[a:b], first, zeros[t], totals[t], table)
+        if not single or held > counts.max():
+            sizes[t] = fit_sets(table, zeros[t] / totals[t], size, counts, mirrored, limit, levels[t], none)[0]

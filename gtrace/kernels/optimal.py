@@ -14,6 +14,7 @@ A path's length is its cost plus ``penalty`` per interval; the penalty replaces 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,7 +32,9 @@ from gtrace.kernels.interval_sums import (
     UP,
     append,
     cut,
+    distinct,
     first_cells,
+    halve_bins,
     inner,
     join,
     split_points,
@@ -56,6 +59,8 @@ CELLS_PER_LEVEL = 4
 #: limit on the tries to hit a number of steps
 _MOST_TURNS = 200
 _MOST_SHARES = 64
+#: beyond these magnitudes squares leave float64's range, so points and weights are scaled by a power of two
+LARGE, SMALL = 1e100, 1e-100
 #: the search ends when its bounds are this close
 _CLOSE = 1e-12
 #: two path lengths this close are equal
@@ -766,3 +771,76 @@ def search_sets(
                 found[c], costs[c, 0], costs[c, 1] = s, cost, cost - lost
                 continue
         found[c], costs[c, 0], costs[c, 1] = search(points, s, per_level, own)
+
+
+@jit
+def search_bins(
+    lower: Floats,
+    upper: Floats,
+    sums: Floats,
+    starts: Ints,
+    counts: Ints,
+    few: int,
+    per_level: int,
+    levels: Floats,
+    sizes: Ints,
+) -> None:
+    """Levels from 0 to 1 of several sketches, each in several numbers.
+
+    What has no more values than levels gets its values; see :func:`gtrace.fitting.optimal.solve`.
+
+    Args:
+        lower, upper, sums: bins of all sketches, end to end.
+        starts: int64[sketches + 1], where those of each begin.
+        counts: int64[c], ascending numbers of levels.
+        few, per_level: as for :func:`search_sets`.
+        levels: float64[sketches, sum of counts], overwritten: the sets of each sketch end to end, as far as they have
+            levels.
+        sizes: int64[sketches, c], overwritten: how many levels each set has.
+    """
+    every, heavy = np.empty(counts[-1] + 1), np.empty(counts[-1] + 1)
+    rest, places, found, costs = (
+        np.empty_like(counts),
+        np.empty(counts.sum(), np.int64),
+        np.empty_like(counts),
+        np.empty((counts.size, 2)),
+    )
+    for t in range(sizes.shape[0]):
+        a, b = starts[t], starts[t + 1]
+        x, w = np.empty(2 * (b - a)), np.empty(2 * (b - a))
+        size = halve_bins(lower[a:b], upper[a:b], sums[a:b], 0.0, 1.0, x, w)
+        all_values = distinct(x[:size], 0.0, 1.0, every)
+        kept, most = 0, 0.0
+        for i in range(size):
+            if w[i] > 0.0:
+                x[kept], w[kept] = x[i], w[i]
+                most = max(most, w[i])
+                kept += 1
+        heavy_values = distinct(x[:kept], 0.0, 1.0, heavy)
+        if not SMALL < most < LARGE:
+            exponent = math.frexp(most)[1]
+            for i in range(kept):
+                w[i] = math.ldexp(w[i], -exponent)
+        left, at = 0, 0
+        for c in range(counts.size):
+            sizes[t, c] = all_values if all_values <= counts[c] else heavy_values
+            if sizes[t, c] <= counts[c]:
+                values = every if all_values <= counts[c] else heavy
+                levels[t, at : at + sizes[t, c]] = values[: sizes[t, c]]
+            else:
+                rest[left] = counts[c]
+                left += 1
+            at += counts[c]
+        if left:
+            search_sets(x[:kept], w[:kept], 0.0, 1.0, rest[:left], few, per_level, places, found, costs)
+        at = from_place = taken = 0
+        for c in range(counts.size):
+            if sizes[t, c] > counts[c]:
+                sizes[t, c] = found[taken]
+                own = levels[t, at : at + sizes[t, c]]
+                for k in range(own.size):
+                    own[k] = x[places[from_place + k]]
+                own[0], own[own.size - 1] = 0.0, 1.0
+                from_place += counts[c]
+                taken += 1
+            at += counts[c]

@@ -12,7 +12,7 @@ from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_level_sets, alq_levels, amq_multiplier, expected_variance
 from gtrace.fitting.laws import as_law
-from gtrace.sketch import MomentSketch
+from gtrace.sketch import MomentSketch, SketchSet
 
 CASES = list(golden_cases("alq"))
 IDS = [f"{law}-{kind}-{bits}" for law, kind, bits, _ in CASES]
@@ -185,9 +185,22 @@ def test_fits_of_several_numbers_of_bits_are_those_of_each(size, zero):
     bits = (5, 2, 8, 3, 2)
     sketch, fresh = (MomentSketch.of(values, bucket_size=512) for _ in range(2))
     alq_levels(sketch, 3, zero)[:] = 0.0  # the caller's own copy
-    sets = alq_level_sets(sketch, bits, zero)
-    assert [levels.tolist() for levels in sets] == [alq_levels(fresh, each, zero).tolist() for each in bits]
+    sets = [levels[0, : sizes[0]].tolist() for levels, sizes in alq_level_sets(sketch.alone, bits, zero)]
+    assert sets == [alq_levels(fresh, each, zero).tolist() for each in bits]
     # the same from candidates to the end step by step
-    stepped = [alq_levels(fresh, each, zero, history=True)[0] for each in bits]
-    assert [levels.tolist() for levels in sets] == [levels.tolist() for levels in stepped]
-    assert alq_level_sets(MIXTURES["one"], (3,), zero)[0].tolist() == alq_levels(MIXTURES["one"], 3, zero).tolist()
+    assert sets == [alq_levels(fresh, each, zero, history=True)[0].tolist() for each in bits]
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_fits_of_several_sketches_are_those_of_each(zero, weighted):
+    """Also of few values, of zeros and of nothing."""
+    rng = np.random.default_rng(8)
+    drawn = [rng.standard_t(3, size) for size in (3000, 1, 2, 6, 40)] + [rng.integers(-3, 4, 900) / 3]
+    fresh = [MomentSketch.of(each, "l2", 512) for each in [*drawn, np.zeros(9), np.zeros(0), rng.random(70) > 0.9]]
+    bits = (2, 5, 3, 8)
+    for (levels, sizes), each in zip(alq_level_sets(SketchSet.of(fresh), bits, zero, weighted), bits, strict=True):
+        own = [alq_levels(sketch, each, zero, weighted, history=True)[0].tolist() for sketch in fresh]
+        assert [row[:size].tolist() for row, size in zip(levels, sizes, strict=True)] == own
+    with pytest.raises(UsageError, match="norm none"):
+        alq_level_sets(MomentSketch.of(drawn[0], "none").alone, (3,))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from gtrace import MomentSketch
 from gtrace.errors import UsageError
 from gtrace.fitting import certified_levels, objective, optimal_level_sets, optimal_levels
-from gtrace.fitting.optimal import bin_points
+from gtrace.fitting.optimal import _halves, bin_points, solve
+from gtrace.sketch import SketchSet
 
 SMOOTH = ("normal", "t1", "t3", "lognormal3")
 
@@ -81,12 +82,31 @@ def test_levels_of_several_counts_are_those_of_each():
         sketch, fresh = (MomentSketch.of(v, bucket_size=512) for _ in range(2))
         one = optimal_levels(sketch, 8)
         one[1] = -1.0  # the caller's own copy
-        sets = optimal_level_sets(sketch, (4, 8, 2, 4, 300))
-        assert [levels.tolist() for levels in sets] == [
+        sets = optimal_level_sets(sketch.alone, (4, 8, 2, 4, 300))
+        assert [levels[0, : sizes[0]].tolist() for levels, sizes in sets] == [
             optimal_levels(fresh, count).tolist() for count in (4, 8, 2, 4, 300)
         ]
     with pytest.raises(UsageError, match="s: 1 does not fit"):
-        optimal_level_sets(sketch, (4, 1))
+        optimal_level_sets(sketch.alone, (4, 1))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-42, 1e38])
+def test_levels_of_several_sketches_are_those_of_each(scale):
+    """Also of too few values for as many levels, of zeros, of nothing, and beyond what squares can hold."""
+    rng = np.random.default_rng(5)
+    drawn = [rng.standard_t(3, size) / 20 for size in (3000, 1, 2, 40)] + [rng.integers(-3, 4, 900) / 3]
+    values = [each * scale for each in [*drawn, np.zeros(9), np.zeros(0), rng.standard_normal(9) / 20]]
+    fresh = [MomentSketch.of(each.astype(np.float32), "linf", 512) for each in values]
+    weights = [np.full(3000, 1e-318), np.full(3000, 1e304), np.arange(3000) % 7 == 0]
+    fresh += [MomentSketch.of(drawn[0], "linf", 512, weights=each) for each in weights]
+    fresh.append(MomentSketch.of([-4, 1, 2, 3, 0.5], "linf", weights=[1, 0, 2, 0, 0]))
+    counts = (8, 2, 4, 16)
+    for (levels, sizes), count in zip(optimal_level_sets(SketchSet.of(fresh), counts), counts, strict=True):
+        each = [solve(_halves(sketch, 0.0, 1.0), (count,))[0].levels for sketch in fresh]
+        assert [row[:size].tolist() for row, size in zip(levels, sizes, strict=True)] == [one.tolist() for one in each]
+    free = MomentSketch.of(np.array([1.0, 2.0], np.float32), norm="none")
+    with pytest.raises(UsageError, match="reach from 0 to 2"):
+        optimal_level_sets(SketchSet.of([free, free]), counts)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(0, 1000))

@@ -535,7 +535,7 @@ def _refined(
 
 def _codecs(settings: PlanSettings) -> list[Codec]:
     """The options to choose from, each once; exact is added by the curves."""
-    from gtrace.codecs import codec_class, parse_spec, split_specs
+    from gtrace.codecs import codec, codec_class, parse_spec, split_specs
     from gtrace.sweep import expand
 
     specs = split_specs(settings.methods or METHODS)
@@ -548,19 +548,20 @@ def _codecs(settings: PlanSettings) -> list[Codec]:
         known = codec_class(parse_spec(spec).name).__dataclass_fields__ if spec != "all" else {}
         own = {name: list(values) for name, values in given.items() if values and name in known}
         for made in expand([spec], ranges | own):
-            found.update((str(one), one) for one in _grids(made, settings.per_bit))
+            between = [codec(str(made), steps=steps) for steps in _steps(made, settings.per_bit)]
+            found.update((str(one), one) for one in (*between, made))
     found.pop("none", None)
     return list(found.values())
 
 
-def _grids(made: Codec, per_bit: int) -> list[Codec]:
-    """A codec; one of a uniform grid with those that lie between its bits and one bit less."""
+def _steps(made: Codec, per_bit: int) -> list[int]:
+    """Steps of the uniform grids that lie between a codec's bits and one bit less."""
     given = made.parameters
     if not {"steps", "bits", "zero"} <= set(given) or given["steps"] is not None or not given["zero"]:
-        return [made]
+        return []
     most = (1 << given["bits"] - 1) - 1
     between = {round(most * 2 ** (-k / per_bit)) for k in range(1, per_bit)}
-    return [*(replace(made, steps=steps) for steps in sorted(between) if most // 2 < steps < most), made]  # type: ignore[call-arg]
+    return [steps for steps in sorted(between) if most // 2 < steps < most]
 
 
 def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]:

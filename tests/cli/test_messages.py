@@ -61,6 +61,7 @@ WRONG = {
     "plan a.zarr --max-bits 3 --cluster 4x1Gbit/s": "--cluster: is for --step-time; give --step-time, e.g. 50ms.",
     "plan a.zarr --max-bits 0.1bits --objective error": "--max-bits 0.1: these codecs take at least 6 bits ...",
     "plan a.zarr --max-bits 3 --methods mcgq": "mcgq:bits=2: its error has no closed form; sweep ...",
+    "plan a.zarr --max-bits 3 --methods dct:qsgd --bits 4": "dct:qsgd:bits=4,...: its error has no closed form; ...",
     "plan a.zarr --max-bits 3 --tensors nothing*": "--tensors: no tensor matches 'nothing*'; known: w",
     "plan a.zarr --max-bits 3 --objective cost --weight w=2": "--objective cost: is for predicted cost, ...",
     # training a script or a task

@@ -50,7 +50,7 @@ FIXED, ENTROPY, HUFFMAN, CODED = range(4)
 W1, W1_MCGQ = range(2)
 #: more than the padding of a codec's levels
 PADDING = 8
-#: the next chunk's errors are asked for in so many parts, between the stages of this one, so that none has to wait
+#: the next chunk's errors are asked for in parts, between the stages of this one, so that none has to wait
 _PARTS = 3
 _ONE, _TWO, _ZERO = np.float32(1.0), np.float32(2.0), np.float32(0.0)
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gtrace.capture.writer import Row
-from gtrace.torch_hooks.gradients import LOCAL, REDUCED, as_real_dense, given_gradient
+from gtrace.torch_hooks.gradients import LOCAL, REDUCED, OptimizerStep, as_real_dense, given_gradient
 from gtrace.torch_hooks.naming import is_sharded, local_part
 from gtrace.torch_hooks.optimizers import undivided
 from gtrace.torch_hooks.processes import process_place
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from gtrace.capture.layout import Found, RowLayout, Slot
     from gtrace.capture.options import CaptureOptions
-    from gtrace.torch_hooks.gradients import OptimizerStep
 
 #: names under which optimizers keep a running mean of gradients: SGD, RMSprop and Muon; Adam and its kin
 _BUFFERS = ("momentum_buffer", "exp_avg")

@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from gtrace.capture.buffers import BufferPool, staging_for
-from gtrace.torch_hooks.gradients import as_real_dense, main_gradient, numbers_of, own_gradient
-from gtrace.torch_hooks.naming import local_part, sharding
+from gtrace.torch_hooks.gradients import OptimizerStep, as_real_dense, main_gradient, numbers_of, own_gradient
+from gtrace.torch_hooks.naming import TreeName, local_part, sharding
 from gtrace.torch_hooks.optimizers import differing_groups
 from gtrace.torch_hooks.processes import started_again
-from gtrace.torch_hooks.steps import parameters_of
+from gtrace.torch_hooks.steps import Rounds, parameters_of
 from gtrace.trace.facts import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch.optim import Optimizer
-
-    from gtrace.torch_hooks.gradients import OptimizerStep
-    from gtrace.torch_hooks.naming import TreeName
-    from gtrace.torch_hooks.steps import Rounds
 
     #: what a row is to hold of a parameter: it, this process's part of a tensor, and its stage
     Found: TypeAlias = tuple[torch.Tensor, torch.Tensor, str]

@@ -22,9 +22,9 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from gtrace.capture.buffers import Returns
 from gtrace.capture.layout import Slot, shape_and_type
-from gtrace.capture.options import MAX_ELEMENTS
+from gtrace.capture.options import MAX_ELEMENTS, CaptureOptions
 from gtrace.torch_hooks.gradients import as_real_dense
-from gtrace.torch_hooks.naming import ModulePaths
+from gtrace.torch_hooks.naming import ModulePaths, TreeName
 from gtrace.torch_hooks.steps import output_tensors
 from gtrace.trace.rows import SAMPLE, default_capacity, sample_indices
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
-    from gtrace.capture.options import CaptureOptions
-    from gtrace.torch_hooks.naming import TreeName
 
 #: recorded calls of one module in a step
 MOST_CALLS = 64

@@ -17,14 +17,12 @@ from gtrace.errors import UsageError, suggest
 from gtrace.settings import KINDS, documented, option
 from gtrace.torch_hooks.processes import launched_place
 from gtrace.trace.files import HDF5_SUFFIXES, attributes_of, check_place
-from gtrace.trackers import TO_HELP, check_tracker
+from gtrace.trackers import TO_HELP, Tracker, check_tracker
 from gtrace.units import parse_size, step_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-    from gtrace.trackers import Tracker
 
 
 DEFAULT_BUDGET = 4_000_000_000

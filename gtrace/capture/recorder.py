@@ -18,17 +18,17 @@ import torch
 from gtrace.capture.changes import Changes
 from gtrace.capture.layout import RowLayout, moments_of, second_moments, shape_and_type
 from gtrace.capture.neural import NeuralRecorder
-from gtrace.capture.options import PATIENCE, AutomaticSteps, TensorSelection
+from gtrace.capture.options import PATIENCE, AutomaticSteps, CaptureOptions, TensorSelection
 from gtrace.capture.summary import CaptureSummary
 from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
 from gtrace.settings import KINDS
 from gtrace.torch_hooks.hooks import TrainingHooks
-from gtrace.torch_hooks.naming import Names
+from gtrace.torch_hooks.naming import Names, TreeName
 from gtrace.torch_hooks.optimizers import OptimizerHistory
 from gtrace.trace.facts import OPTIMIZERS, TIMES
 from gtrace.trace.files import disk_bytes
-from gtrace.trace.format import SECOND_MOMENT
+from gtrace.trace.format import SECOND_MOMENT, Rows, StreamKey
 from gtrace.trace.numbers import numbers_of
 from gtrace.trace.rows import BLOCK
 from gtrace.trackers import Tracking
@@ -41,12 +41,9 @@ if TYPE_CHECKING:
 
     from gtrace.capture.buffers import RowBuffer
     from gtrace.capture.layout import MomentsOf, Slot
-    from gtrace.capture.options import CaptureOptions
     from gtrace.torch_hooks.gradients import OptimizerStep
-    from gtrace.torch_hooks.naming import TreeName
     from gtrace.torch_hooks.steps import Losses, Rounds, Samples
     from gtrace.trace import SketchPlan, TraceWriter
-    from gtrace.trace.format import Rows, StreamKey
 
 _MOST_WARNINGS = 3
 #: optimizers whose settings are followed

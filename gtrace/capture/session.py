@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from gtrace.capture.options import CaptureSettings, capture_options
+from gtrace.capture.options import CaptureOptions, CaptureSettings, capture_options
 from gtrace.capture.summary import CaptureSummary, all_parts
 from gtrace.capture.writer import quiet_logs
 from gtrace.errors import GtraceError, UsageError
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from gtrace.capture.options import CaptureOptions
     from gtrace.capture.recorder import Recorder
     from gtrace.trace import SketchPlan, TraceWriter
 

@@ -10,18 +10,16 @@ import numpy as np
 from gtrace.buckets import as_levels
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError, suggest
-from gtrace.fitting.laws import MixtureLaw, SketchLaw, as_law, check_law, sketch_points, total_weight
+from gtrace.fitting.laws import Law, LawLike, MixtureLaw, SketchLaw, as_law, check_law, sketch_points, total_weight
 from gtrace.kernels import descent as _descent
-from gtrace.sketch import MomentSketch
+from gtrace.sketch import MomentSketch, SketchSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import ArrayLike
 
-    from gtrace.fitting.laws import Law, LawLike
     from gtrace.kernels import Floats, Ints
-    from gtrace.sketch import SketchSet
 
 #: grids by name; "global" is the best grid among candidate points, found by dynamic programming
 STARTS = ("uniform", "exponential", "companding", "global")

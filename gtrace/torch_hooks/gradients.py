@@ -12,14 +12,12 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from gtrace.torch_hooks.naming import is_sharded
 from gtrace.torch_hooks.processes import process_place
-from gtrace.torch_hooks.steps import backward_in_progress, parameters_of
+from gtrace.torch_hooks.steps import Rounds, backward_in_progress, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from torch.optim import Optimizer
-
-    from gtrace.torch_hooks.steps import Rounds
 
 
 #: stage of a gradient: before or after the processes' gradients were averaged

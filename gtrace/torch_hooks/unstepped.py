@@ -11,12 +11,11 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from gtrace.torch_hooks.gradients import LOCAL, OptimizerStep
-from gtrace.torch_hooks.steps import Losses, backward_in_progress, living, nodes_below
+from gtrace.torch_hooks.steps import Losses, Rounds, backward_in_progress, living, nodes_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gtrace.torch_hooks.steps import Rounds
 
 #: steps, and bytes of gradients, that wait while an optimizer exists that may still step
 _WAITING, _WAITING_BYTES = 20, 256 << 20

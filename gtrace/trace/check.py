@@ -15,21 +15,19 @@ from gtrace.errors import TraceError, UsageError
 from gtrace.trace import format as layout
 from gtrace.trace.convert import write_source
 from gtrace.trace.files import dead_leftovers, move_in, new_beside, remove
-from gtrace.trace.format import SKETCH
+from gtrace.trace.format import SKETCH, TensorSpec
 from gtrace.trace.journal import NAME, being_written
 from gtrace.trace.reader import open_source
 from gtrace.trace.remote import is_hdf5, place_of
 from gtrace.trace.rows import RowStatistics, checksum, checksum_bytes, row_statistics, verify
 from gtrace.trace.sketches import SketchPlan, unpack_row
-from gtrace.trace.source import MemoryStream, TraceSource
+from gtrace.trace.source import MemoryStream, Stream, TraceSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import TensorSpec
-    from gtrace.trace.source import Stream
 
 T = TypeVar("T")
 

@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING, Any
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace.choose import choose_infos
 from gtrace.trace.files import HDF5_SUFFIXES, check_place, disk_bytes, move_in, new_beside
-from gtrace.trace.format import SKETCH
-from gtrace.trace.reader import Trace, open_source, open_trace
+from gtrace.trace.format import SKETCH, StreamKey
+from gtrace.trace.reader import TensorInfo, Trace, open_source, open_trace
 from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.sketches import DEFAULT_SKETCHES, SketchPlan, SketchRow
-from gtrace.trace.writer import create_trace
+from gtrace.trace.writer import TraceWriter, create_trace
 from gtrace.trace.zarr import write_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gtrace.trace.format import StreamKey
-    from gtrace.trace.reader import TensorInfo
     from gtrace.trace.source import TraceSource
-    from gtrace.trace.writer import TraceWriter
 
 
 def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, force: bool = False) -> Path:

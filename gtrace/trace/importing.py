@@ -19,17 +19,14 @@ from gtrace.errors import TraceError, UsageError, printable
 from gtrace.trace.files import HDF5_SUFFIXES, check_place, clear_leftovers, is_gtrace_zarr, move_in, new_beside
 from gtrace.trace.foreign import READERS, is_zarr, join_name
 from gtrace.trace.format import KINDS
-from gtrace.trace.guard import Guard
+from gtrace.trace.guard import Entry, Guard, GuardedFile
 from gtrace.trace.reader import open_trace
-from gtrace.trace.writer import create_trace
+from gtrace.trace.writer import TraceWriter, create_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from gtrace.trace.guard import Entry, GuardedFile
-    from gtrace.trace.writer import TraceWriter
 
 
 #: suffix of files with one tensor each; others hold several under their own names

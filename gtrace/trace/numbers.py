@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.trace.format import SECOND_MOMENT, Rows
+from gtrace.trace.format import SECOND_MOMENT, Rows, StreamKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import StreamKey
     from gtrace.trace.reader import Trace
 
 

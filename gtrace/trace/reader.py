@@ -23,10 +23,10 @@ from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VER
 from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.rows import checksum, checksum_bytes, rechunk, verify
 from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row
-from gtrace.trace.source import refuse
+from gtrace.trace.source import Stream, TraceSource, refuse
 from gtrace.trace.writer import source_of
 from gtrace.trace.zarr import GONE, open_zarr
-from gtrace.types import SummarySpec, Tabular
+from gtrace.types import Norm, SummarySpec, Tabular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from gtrace.sketch import MomentSketch
     from gtrace.trace.format import Tolerate
     from gtrace.trace.remote import Files
-    from gtrace.trace.source import Stream, TraceSource
-    from gtrace.types import Norm
 
 
 #: A stream of a trace, and a name in it.

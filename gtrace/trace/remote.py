@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from gtrace.errors import TraceError, UsageError, printable
-from gtrace.trace.files import HDF5_SUFFIXES, MAX_METADATA_BYTES
+from gtrace.trace.files import HDF5_SUFFIXES, MAX_METADATA_BYTES, LocalFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from gtrace.trace.files import LocalFiles
 
     #: reads the files of a trace from any place
     Files: TypeAlias = "LocalFiles | RemoteFiles"

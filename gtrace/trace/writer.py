@@ -33,7 +33,7 @@ from gtrace.trace.rows import (
 )
 from gtrace.trace.sketches import SketchPlan, SketchRow, values_of
 from gtrace.trace.source import MemoryStream, TraceSource, attribute_fault
-from gtrace.trace.zarr import ZarrSink, start_folder
+from gtrace.trace.zarr import ZarrSink, ZarrStreamSink, start_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.trace.format import Beat, ColumnType
-    from gtrace.trace.zarr import ZarrStreamSink
 
     TraceSink: TypeAlias = "ZarrSink | _MemorySink"
     StreamSink: TypeAlias = "ZarrStreamSink | _MemoryStreamSink"

@@ -48,7 +48,7 @@ from gtrace.trace.format import StreamKey
 from gtrace.trace.journal import MAX_BYTES, MOST_ROWS, NAME, JournalRows, JournalWriter, in_journal, parse_journal
 from gtrace.trace.rows import checksum_bytes, verify
 from gtrace.trace.sketches import stored_bytes
-from gtrace.trace.source import Stream, TraceSource, arrays_of, check_root, refuse, tensor_spec, tolerated
+from gtrace.trace.source import Stream, TraceSource, WholeArray, arrays_of, check_root, refuse, tensor_spec, tolerated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 
     from gtrace.trace.format import ArrayForm, Beat, ColumnType, Rows, TensorSpec, Tolerate
     from gtrace.trace.remote import Files
-    from gtrace.trace.source import WholeArray
 
 #: what is said of a trace that was there a moment ago
 GONE = "is gone: it was deleted, moved or replaced while it was being read"

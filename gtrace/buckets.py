@@ -121,26 +121,38 @@ def clip_values(x: NDArray[np.float32], sigmas: float) -> tuple[NDArray[np.float
 
 
 class Blocks:
-    """Cuts arrays that arrive together in parts into the fixed blocks of float sums, whatever the parts' lengths."""
+    """Cuts arrays that arrive together in parts into blocks of a ``length``, whatever the parts' lengths.
 
-    def __init__(self) -> None:
+    By default they are the fixed blocks of float sums.
+    """
+
+    def __init__(self, length: int | None = None) -> None:
+        self._length = length or _norms.BLOCK
         self._held: list[NDArray[Any]] = []
         self._filled = 0
+
+    @classmethod
+    def of(cls, parts: Iterable[NDArray[Any]], length: int | None = None) -> Iterator[NDArray[Any]]:
+        """All blocks of an array that arrives in parts; each holds until the next one."""
+        blocks = cls(length)
+        for part in parts:
+            yield from (block for (block,) in blocks.add(part))
+        yield from (block for (block,) in blocks.rest())
 
     def add(self, *arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
         """The blocks that these values complete; they hold until the next call."""
         at, size = 0, arrays[0].size
         while at < size:
-            take = min(_norms.BLOCK - self._filled, size - at)
-            if take == _norms.BLOCK:
+            take = min(self._length - self._filled, size - at)
+            if take == self._length:
                 yield tuple(array[at : at + take] for array in arrays)
             else:
                 if not self._held:
-                    self._held = [np.empty(_norms.BLOCK, array.dtype) for array in arrays]
+                    self._held = [np.empty(self._length, array.dtype) for array in arrays]
                 for held, array in zip(self._held, arrays, strict=True):
                     held[self._filled : self._filled + take] = array[at : at + take]
                 self._filled += take
-                if self._filled == _norms.BLOCK:
+                if self._filled == self._length:
                     self._filled = 0
                     yield tuple(self._held)
             at += take
@@ -177,6 +189,19 @@ class BlockSums:
         for block in self._blocks.rest():
             self.totals += self._function(*block)
         return self.totals
+
+
+def spread(parts: Iterable[NDArray[np.float32]]) -> tuple[int, float, float]:
+    """The number of finite values, their mean, and the sum of their squared distances from it, whatever the parts.
+
+    Distances are taken from the mean of each block first, so nothing cancels where the mean is large.
+    """
+    one = np.ones(1, np.float32)
+    found = [(block.size, *bucket_moments(block, block.size, one)[0]) for block in Blocks.of(parts)]
+    sizes, means, sigmas, _ = np.array(found).reshape(-1, 4).T
+    size = int(sizes.sum())
+    mean = float((sizes * means).sum()) / max(1, size)
+    return size, mean, float(((sizes - 1) * sigmas**2 + sizes * (means - mean) ** 2).sum())
 
 
 class TensorSums(NamedTuple):

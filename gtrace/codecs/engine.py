@@ -186,7 +186,7 @@ class Composed(Codec):
         return math.lcm(scale, grid)
 
     def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
-        """Store the scale of the whole tensor as the array ``scale``, if parts share one, and a choice of values."""
+        """Store what parts share of a scale (``scale`` is the scale of the whole tensor), and a choice of values."""
         memory = self.parts.memory
 
         def given() -> Iterator[tuple[State, Values]]:
@@ -195,8 +195,8 @@ class Composed(Codec):
         def summed() -> TensorSums:
             return TensorSums.of(x for _, x in given()) if sums is None or memory.keeps else sums
 
-        whole = self.parts.scale.whole(summed)
-        state = state if whole is None else state.with_arrays(scale=whole)
+        whole = self.parts.scale.whole(state.size, lambda: (x for _, x in given()), summed)
+        state = state.with_arrays(**whole)
         return self.parts.rounding.prepare(self.parts, state, given, key)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:

@@ -20,7 +20,7 @@ from gtrace.errors import PayloadError
 from gtrace.kernels.norms import GIVEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -181,9 +181,15 @@ class Scale(Word):
         whole = state.arrays.get("scale")
         return self.measure(x) if whole is None else whole
 
-    def whole(self, sums: Callable[[], TensorSums]) -> Values | None:
-        """The scale of all parts of a tensor, float32[1]; None if parts do not need one."""
-        return None
+    def whole(self, size: int, parts: Callable[[], Iterator[Values]], sums: Callable[[], TensorSums]) -> Arrays:
+        """What parts of a tensor need to know of it; ``scale``, float32, is the scale of all of them.
+
+        Args:
+            size: elements of the tensor.
+            parts: gives its values in parts, float32 each, in a pass of its own.
+            sums: of its values.
+        """
+        return {}
 
     def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """Finite float32[n] with its scales; ``late``: the rounding may fill them in, see :attr:`checks`."""

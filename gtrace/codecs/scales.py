@@ -16,10 +16,10 @@ from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels.norms import power_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gtrace.buckets import TensorSums
-    from gtrace.codecs.parts import Values
+    from gtrace.codecs.parts import Arrays, Values
     from gtrace.types import Norm, State, Tail
 
 
@@ -75,8 +75,8 @@ class BucketNorm(Scale):
     def measure(self, x: Values) -> Values:
         return bucket_scales(x, self.norm, self.bucket_size)
 
-    def whole(self, sums: Callable[[], TensorSums]) -> Values | None:
-        return None if self.bucket_size is not None else sums().norm(self.norm)
+    def whole(self, size: int, parts: Callable[[], Iterator[Values]], sums: Callable[[], TensorSums]) -> Arrays:
+        return {} if self.bucket_size is not None else {"scale": sums().norm(self.norm)}
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ class Range(Scale):
     def measure(self, x: Values) -> Values:
         return np.array([x.min(), x.max()] if x.size else [0.0, 0.0], np.float32)
 
-    def whole(self, sums: Callable[[], TensorSums]) -> Values:
+    def whole(self, size: int, parts: Callable[[], Iterator[Values]], sums: Callable[[], TensorSums]) -> Arrays:
         found = sums()
-        return np.array([found.least, found.greatest], np.float32)
+        return {"scale": np.array([found.least, found.greatest], np.float32)}
 
     def head(self, body: memoryview, size: int) -> int:
         return 8
@@ -160,9 +160,9 @@ class Magnitude(Scale):
         sums = (0.0, 0.0) if self.scale == "none" else (float(power_sum(x, 1)), float(power_sum(x, 2)))
         return np.array([self.magnitude(*sums, x.size)], np.float32)
 
-    def whole(self, sums: Callable[[], TensorSums]) -> Values | None:
-        size, norm1, energy, *_ = sums()
-        return np.array([self.magnitude(norm1, energy, size)], np.float32) if energy else None
+    def whole(self, size: int, parts: Callable[[], Iterator[Values]], sums: Callable[[], TensorSums]) -> Arrays:
+        _, norm1, energy, *_ = sums()
+        return {"scale": np.array([self.magnitude(norm1, energy, size)], np.float32)} if energy else {}
 
     def head(self, body: memoryview, size: int) -> int:
         return 4 if len(body) and size and self.scale != "none" else 0

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gtrace.buckets import Blocks, TensorSums, spread
 from gtrace.codecs.base import parameter
 from gtrace.codecs.coders import OwnCode
 from gtrace.codecs.engine import Composed, method
-from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Scale, Scaled
+from gtrace.codecs.parts import FLOAT32_MAX, FixedGrid, Nearest, Parts, Scale, Scaled
 from gtrace.codecs.scales import BlockMax
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
@@ -20,11 +22,11 @@ from gtrace.kernels import rounding as _rounding
 from gtrace.kernels.compare import ascending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.parts import Values
+    from gtrace.codecs.parts import Arrays, Values
     from gtrace.types import State
 
 _DETTMERS = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022"
@@ -163,17 +165,24 @@ class CodeMeans(Scale):
     """The mean of the values with each of 256 codes, in float32; 0 for a code that no value has."""
 
     whole_tensor = True
-    part_multiple = None
 
-    #: float32[n] -> its codes, uint16[n]
-    codes: Callable[[Values], NDArray[np.uint16]]
+    #: values in parts, and their number -> the greatest values of all codes but the last, float64[255], ascending
+    ends: Callable[[Iterator[Values], int], NDArray[np.floating[Any]]]
+
+    def whole(self, size: int, parts: Callable[[], Iterator[Values]], sums: Callable[[], TensorSums]) -> Arrays:
+        """The means, and the ``ends`` of codes."""
+        ends = np.clip(self.ends(parts(), size), -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
+        totals, counts = np.zeros(_CODES), np.zeros(_CODES, np.int64)
+        for x in parts():
+            _elementwise.add_by_code(x, _coded(x, ends), totals, counts)
+        return {"scale": (totals / np.maximum(counts, 1)).astype(np.float32), "ends": ends}
 
     def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """The values with 256 means, and the codes that gave them."""
-        codes, sums, counts = self.codes(x), np.zeros(_CODES), np.zeros(_CODES, np.int64)
-        _elementwise.add_by_code(x, codes, sums, counts)
-        means = (sums / np.maximum(counts, 1)).astype(np.float32)
-        return Scaled(x, means, self.over(x.size), codes=codes)
+        known = state.arrays
+        if "ends" not in known:
+            known = self.whole(x.size, lambda: iter([x]), lambda: TensorSums.of([x]))
+        return Scaled(x, known["scale"], self.over(x.size), codes=_coded(x, known["ends"]))
 
     def head(self, body: memoryview, size: int) -> int:
         return 4 * _CODES
@@ -186,31 +195,31 @@ class CodeMeans(Scale):
         return means
 
 
-def _uniform_codes(x: Values) -> NDArray[np.uint16]:
-    """128 + round(256 (x - mean) / (6 sigma)), within 0..255."""
-    wide = x.astype(np.float64)
-    wide -= wide.mean() if x.size else 0.0
-    deviation = np.sqrt(np.dot(wide, wide) / max(1, x.size - 1))
-    if deviation:
-        wide *= _CODES / _SPAN / deviation
-    half = _CODES // 2
-    return (np.clip(np.rint(wide), -half, half - 1) + half).astype(np.uint16)
-
-
-def _quantile_codes(x: Values) -> NDArray[np.uint16]:
-    """The number of quantiles k / 256 below a value; of a large tensor, quantiles of its portions' quantiles."""
-    if not x.size:
-        return np.empty(0, np.uint16)
-    at = np.linspace(0.0, 1.0, _CODES + 1, dtype=np.float32)
-    portions, rest = divmod(x.size, _PORTION)
-    # Portions of nearly one length.
-    length = x.size if not portions else _PORTION + (rest - 1) // portions + 1
-    parts = (x[start : start + length] for start in range(0, x.size, length))
-    # Of sorted values the quantiles are found in less time than it takes to sort them.
-    found = np.array([np.quantile(ascending(part).astype(np.float64), at) for part in parts], np.float32)
-    borders, codes = np.quantile(found.astype(np.float64), at)[1:-1].astype(np.float32), np.empty(x.size, np.uint16)
-    _elementwise.round_to_table(x, x.size, np.ones(1, np.float32), borders, codes)
+def _coded(x: Values, ends: Values) -> NDArray[np.uint16]:
+    codes = np.empty(x.size, np.uint16)
+    _elementwise.round_to_table(x, max(1, x.size), np.ones(1, np.float32), ends, codes)
     return codes
+
+
+def _equal_steps(parts: Iterator[Values], size: int) -> NDArray[np.floating[Any]]:
+    """Code c for 256 (x - mean) / (6 sigma) within a half of c - 128; the first and the last code take the rest."""
+    _, mean, square = spread(parts)
+    step = _SPAN / _CODES * math.sqrt(square / max(1, size - 1))
+    return mean + step * (np.arange(_CODES - 1) - (_CODES - 1) / 2)
+
+
+def _quantiles(parts: Iterator[Values], size: int) -> NDArray[np.floating[Any]]:
+    """The quantiles k / 256; of a large tensor, quantiles of its portions' quantiles."""
+    if not size:
+        return np.zeros(_CODES - 1)
+    at = np.linspace(0.0, 1.0, _CODES + 1, dtype=np.float32)
+    portions, rest = divmod(size, _PORTION)
+    # Portions of nearly one length.
+    length = size if not portions else _PORTION + (rest - 1) // portions + 1
+    # Of sorted values the quantiles are found in less time than it takes to sort them.
+    sorted_portions = (ascending(portion).astype(np.float64) for portion in Blocks.of(parts, length))
+    found = np.array([np.quantile(portion, at) for portion in sorted_portions], np.float32)
+    return np.quantile(found.astype(np.float64), at)[1:-1]
 
 
 @dataclass(frozen=True)
@@ -317,7 +326,7 @@ class Uniform8(Composed):
     """256 equal steps over six standard deviations, decoded to the mean of their values."""
 
     name = "uniform8"
-    parts = Parts(scale=CodeMeans(_uniform_codes), grid=Means(), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=CodeMeans(_equal_steps), grid=Means(), rounding=Nearest(), coder=OwnCode())
     summary = "256 equal steps over six deviations, each decoded to the mean of its values"
     formula = "c = 128 + round(256 (v - mean) / (6 sigma)), within 0..255; Q(v) = the mean of the values with code c"
     paper = "Ryabinin et al., Distributed Deep Learning in Open Collaborations, 2021 (hivemind, uniform 8-bit)"
@@ -333,7 +342,7 @@ class Quantile8(Composed):
     """256 cells with equally many values, decoded to their means."""
 
     name = "quantile8"
-    parts = Parts(scale=CodeMeans(_quantile_codes), grid=Means(), rounding=Nearest(), coder=OwnCode())
+    parts = Parts(scale=CodeMeans(_quantiles), grid=Means(), rounding=Nearest(), coder=OwnCode())
     summary = "256 cells of equally many values, each decoded to their mean"
     formula = "c = number of the quantiles k / 256 below v; Q(v) = the mean of the values with code c"
     paper = "Ryabinin et al., Distributed Deep Learning in Open Collaborations, 2021 (hivemind, quantile 8-bit)"

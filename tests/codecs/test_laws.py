@@ -34,7 +34,7 @@ qsgd:bits=4,bucket_size=64  alq:bits=3,bucket_size=64  zipml:bits=3,bucket_size=
 fp:e4m3  topk  topk:ratio=0.3  topk:chunk=64  topk:coder=fixed,values=intn:bits=2  mem-sgd  dgc:warmup=3
 powersgd  ef-signsgd  ef:qsgd:bits=3,bucket_size=64  ef:topk:ratio=0.02  ef:beta=0.5,decay=0.9,reset=2:signsgd
 mcgq  mcgq:bits=4  mcgq:amount=0.05,coder=gamma  mcgq:with_norm=false  accumulate:mcgq  minmax
-ef:minmax  dropping  dropping:ratio=0.3  dropping:ratio=1
+ef:minmax  uniform8  ef:uniform8  quantile8  dropping  dropping:ratio=0.3  dropping:ratio=1
 eden:block=64  eden:bits=2.3,block=64  ef:eden:bits=1,block=128
 ef:alq:bits=3,bucket_size=64  ef21:topk:ratio=0.1  ef21:momentum=0.5:signsgd  accumulate:topk
 momentum:ef:signsgd  ef:powersgd:warm=false  rotate:block=64:qsgd:bits=3,bucket_size=64  rotate:block=64:topk
@@ -91,9 +91,11 @@ def test_these_take_a_tensor_in_pieces():
 )
 def test_a_tensor_in_pieces_is_sent_like_the_whole(spec, shape, monkeypatch):
     """The same values, bytes and bits, step by step, and so the same memory."""
-    # A choice of values drops what it surely leaves out, and matrices are multiplied in blocks of rows.
+    # A choice of values drops what it surely leaves out, matrices are multiplied in blocks of rows, and quantiles are
+    # taken of portions that end elsewhere.
     monkeypatch.setattr("gtrace.codecs.sparse.BLOCK", 64)
     monkeypatch.setattr("gtrace.codecs.powersgd.BLOCK", 256)
+    monkeypatch.setattr("gtrace.codecs.tables._PORTION", 900)
     c = gtrace.codec(spec)
     n = math.prod(shape)
     length = c.part_multiple * max(1, 700 // c.part_multiple)

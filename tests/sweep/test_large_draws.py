@@ -5,7 +5,7 @@ import pytest
 from helpers_sweep import rows_of
 
 import gtrace
-from gtrace.buckets import Blocks
+from gtrace.buckets import Blocks, spread
 from gtrace.metrics import Histogram, Reference, RunningComparison, histogram_distance, scaled_distance
 from gtrace.sweep import draws, fits
 from gtrace.sweep.limits import MOST_CHUNKS, draw_obstacle
@@ -26,8 +26,8 @@ SPECS = [
 
 
 #: what has to see all values at once
-NOT_IN_PARTS = ("randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48", "uniform8")
-NOT_IN_PARTS += ("quantile8", "eden", "thc", "adacomp", "int8")
+NOT_IN_PARTS = ("randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48")
+NOT_IN_PARTS += ("eden", "thc", "adacomp", "int8")
 #: codecs with memory, those that choose values among all, and those that turn them
 _OF_ALL_VALUES = """
 topk:ratio=0.1  topk:chunk=64  topk:ratio=0.1,values=intn:bits=2  mem-sgd:ratio=0.03  dgc:warmup=3  powersgd
@@ -97,7 +97,7 @@ def test_every_codec_draws_the_same_in_chunks(trace):
 def test_what_cannot_be_split_is_named_with_its_reason(trace):
     specs = [
         "thc",
-        "ef:uniform8",
+        "ef:dropping:sample=0.1",
         "terngrad:clip=2.5,bucket_size=256",
         "qsgd:bits=3,bucket_size=100",
         "fp:e3m2,block=48",
@@ -106,7 +106,7 @@ def test_what_cannot_be_split_is_named_with_its_reason(trace):
     assert set(found["method"]) == {"qsgdinf"}
     lines = "\n".join(found.warnings)
     for name, why in (
-        ("thc, ef:uniform8", "needs all values at once"),
+        ("thc, ef:dropping", "needs all values at once"),
         ("terngrad", "clips by the standard deviation of all values"),
         ("qsgd", "has buckets of 100, which do not divide the chunk"),
         ("fp", "has blocks of 48, which do not divide the chunk"),
@@ -212,6 +212,17 @@ def test_blocks_are_fixed_whatever_comes(monkeypatch):
         found += [a.copy() for a, _ in blocks.rest()]
         assert [part.size for part in found] == [8, 8, 8, 5]
         np.testing.assert_array_equal(np.concatenate(found), x)
+
+
+def test_the_spread_of_a_tensor_in_parts_is_that_of_the_whole(monkeypatch):
+    """Also far from zero, where squares about 0 would cancel."""
+    monkeypatch.setattr("gtrace.kernels.norms.BLOCK", 64)
+    x = (1000 + 1e-3 * np.random.default_rng(3).standard_normal(1001)).astype(np.float32)
+    whole = spread([x])
+    assert {spread(np.split(x, cuts)) for cuts in ([], [5], [64, 128, 1000], list(range(1, 1001)))} == {whole}
+    wide = x.astype(np.float64)
+    assert whole == pytest.approx((x.size, wide.mean(), np.square(wide - wide.mean()).sum()), rel=1e-12)
+    assert spread([]) == spread([x[:0]]) == (0, 0.0, 0.0)
 
 
 LAWS = {

@@ -106,20 +106,6 @@ def dead_values(scales: NDArray[np.float32], bucket: int, size: int) -> int:
     return int(np.sum(np.minimum((zero + 1) * bucket, size) - zero * bucket)) if zero.size else 0
 
 
-def clip_values(x: NDArray[np.float32], sigmas: float) -> tuple[NDArray[np.float32], int, float]:
-    """Clip a finite tensor at ``sigmas`` standard deviations (about 0, the deviation about its mean).
-
-    Returns:
-        the clipped float32[n], the number of changed values, and the sum of the squared changes.
-    """
-    if x.size == 0:
-        return x, 0, 0.0
-    limit = min(sigmas * float(np.std(x, dtype=np.float64)), _norms.FLOAT32_MAX)
-    out = np.clip(x, np.float32(-limit), np.float32(limit))
-    change = out.astype(np.float64) - x
-    return out, int(np.count_nonzero(change)), float(change @ change)
-
-
 class Blocks:
     """Cuts arrays that arrive together in parts into blocks of a ``length``, whatever the parts' lengths.
 
@@ -202,6 +188,22 @@ def spread(parts: Iterable[NDArray[np.float32]]) -> tuple[int, float, float]:
     size = int(sizes.sum())
     mean = float((sizes * means).sum()) / max(1, size)
     return size, mean, float(((sizes - 1) * sigmas**2 + sizes * (means - mean) ** 2).sum())
+
+
+def clip_limit(parts: Iterable[NDArray[np.float32]], sigmas: float | None) -> np.float32 | None:
+    """The magnitude at which finite values in parts are clipped: ``sigmas`` standard deviations; None for no clipping.
+
+    Values are clipped about 0, and the deviation is about their mean.
+    """
+    if sigmas is None:
+        return None
+    size, _, square = spread(parts)
+    return np.float32(min(sigmas * math.sqrt(square / max(1, size)), _norms.FLOAT32_MAX))
+
+
+def clipped(x: NDArray[np.float32], limit: np.float32 | None) -> NDArray[np.float32]:
+    """float32[n] within ``limit`` of 0; the values themselves for None."""
+    return x if limit is None else np.clip(x, -limit, limit)
 
 
 class TensorSums(NamedTuple):

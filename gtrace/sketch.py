@@ -21,11 +21,14 @@ from gtrace.buckets import (
     MANTISSA,
     NORM_CODES,
     BinTable,
+    BlockSums,
+    TensorSums,
     as_levels,
     as_values,
     as_weights,
     bucket_moments,
-    clip_values,
+    clip_limit,
+    clipped,
     free_table,
 )
 from gtrace.errors import UsageError, suggest
@@ -36,7 +39,7 @@ from gtrace.kernels.compare import weighted_sums
 from gtrace.types import NORMS, Norm, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -179,31 +182,17 @@ class MomentSketch(_Remembering):
         bad = int(_norms.count_nonfinite(x))
         if bad:
             x = np.where(np.isfinite(x), x, np.float32(0))
-        clipped, clip_error = 0, 0.0
-        if spec.clip is not None:
-            before = x
-            x, clipped, clip_error = clip_values(x, spec.clip)
-            if heavy is not None:
-                clip_error = weighted_sums(before, x, heavy)[0]
-        quantized = x.size - (x.size % (spec.bucket_size or 1) if spec.tail == "exact" else 0)
-        exact, x = x[quantized:], x[:quantized]
-        tail = None if heavy is None else heavy[quantized:]
-        bins = BinTable(spec.norm, spec.bucket_size, workspace=True)
-        bins.add(x, None if heavy is None else heavy[:quantized])
-        return cls.of_bins(
-            spec,
-            bins,
-            bad,
-            exact=exact.size,
-            exact_energy=float(_norms.power_sum(exact, 2)) if tail is None else weighted_sums(exact, exact, tail)[1],
-            exact_zeros=exact.size - int(np.count_nonzero(exact)),
-            clipped=clipped,
-            clip_error=clip_error,
-            bucket_moments=bucket_moments(x, spec.bucket_size or max(1, x.size), bins.scales)
-            if spec.bucket_moments
-            else None,
-            weighted=heavy is not None,
-        )
+        sketch = PartialSketch(spec, limit=clip_limit([x], spec.clip), workspace=True)
+        sketch.add(x, heavy)
+        return sketch.finish(bad)
+
+    @classmethod
+    def from_parts(cls, spec: SummarySpec, parts: Callable[[], Iterator[NDArray[np.float32]]]) -> MomentSketch:
+        """The sketch of finite values that arrive in parts, as often as they are asked for."""
+        sketch = PartialSketch.each([spec], parts)[spec]
+        for values in parts():
+            sketch.add(values)
+        return sketch.finish()
 
     @classmethod
     def of_bins(
@@ -619,6 +608,77 @@ class SketchSet(_Remembering):
         bins, blocks, large = map(slice, *many.starts[place : place + 2].tolist())
         edges = many.lower[bins], many.upper[bins], many.sums[bins]
         return _symbols.SketchBins(*edges, many.blocks[blocks], many.large[large], *many.numbers[place].tolist())
+
+
+class PartialSketch:
+    """Sketches a finite tensor that arrives in parts, bit for bit as if it came whole.
+
+    Args:
+        spec: of the sketch; with moments of buckets the whole is the only part. Each part but the last is a multiple of
+            its bucket size.
+        scale: float32[1], the norm of all values if the tensor is one bucket in several parts.
+        limit: of all values, see :func:`~gtrace.buckets.clip_limit`.
+        workspace: see :class:`~gtrace.buckets.BinTable`.
+    """
+
+    def __init__(
+        self,
+        spec: SummarySpec,
+        scale: NDArray[np.float32] | None = None,
+        limit: np.float32 | None = None,
+        *,
+        workspace: bool = False,
+    ) -> None:
+        self._spec, self._limit = spec, limit
+        self._bins = BinTable(spec.norm, spec.bucket_size, scale, workspace=workspace)
+        self._cost, self._clipped = BlockSums(weighted_sums, 2), 0
+        self._rounded = self._exact = np.empty(0, np.float32)
+        self._weights: NDArray[np.float64] | None = None
+
+    @classmethod
+    def each(
+        cls, specs: Iterable[SummarySpec], parts: Callable[[], Iterator[NDArray[np.float32]]]
+    ) -> dict[SummarySpec, PartialSketch]:
+        """Those of a tensor; deviations for clipping, and norms of the whole, take a pass over its parts each."""
+        limits = {clip: clip_limit(parts(), clip) for clip in {spec.clip: None for spec in specs}}
+        whole = [spec for spec in specs if spec.bucket_size is None and spec.norm != "none"]
+        sums = {
+            clip: TensorSums.of(clipped(x, limits[clip]) for x in parts())
+            for clip in {spec.clip: None for spec in whole}
+        }
+        scales = {spec: sums[spec.clip].norm(spec.norm) for spec in whole}
+        return {spec: cls(spec, scales.get(spec), limits[spec.clip]) for spec in specs}
+
+    def add(self, values: NDArray[np.float32], weights: NDArray[np.float64] | None = None) -> None:
+        """Add the next part, finite float32[n]; ``weights``, float64[n], come with every part or with none."""
+        x = clipped(values, self._limit)
+        if self._limit is not None:
+            self._clipped += int(np.count_nonzero(x != values))
+            self._cost.add(values, x, np.ones(x.size) if weights is None else weights)
+        split = x.size - (x.size % (self._spec.bucket_size or 1) if self._spec.tail == "exact" else 0)
+        self._bins.add(x[:split], None if weights is None else weights[:split])
+        self._rounded, self._exact = x[:split], x[split:].copy()
+        self._weights = None if weights is None else weights[split:].copy()
+
+    def finish(self, bad: int = 0) -> MomentSketch:
+        """The sketch; ``bad`` of the zeros stand for values that are not finite."""
+        spec, exact, weights, moments = self._spec, self._exact, self._weights, None
+        if spec.bucket_moments:
+            moments = bucket_moments(self._rounded, spec.bucket_size or max(1, self._rounded.size), self._bins.scales)
+        return MomentSketch.of_bins(
+            spec,
+            self._bins,
+            bad,
+            exact=exact.size,
+            exact_energy=float(_norms.power_sum(exact, 2))
+            if weights is None
+            else weighted_sums(exact, exact, weights)[1],
+            exact_zeros=exact.size - int(np.count_nonzero(exact)),
+            clipped=self._clipped,
+            clip_error=float(self._cost.finish()[0]),
+            bucket_moments=moments,
+            weighted=weights is not None,
+        )
 
 
 def _spans(starts: NDArray[np.int64]) -> NDArray[np.int64]:

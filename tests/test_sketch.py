@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtrace import MomentSketch
-from gtrace.buckets import clip_values
+from gtrace.buckets import clip_limit
 from gtrace.errors import UsageError
 
 MILLION = 1_000_000
@@ -143,11 +143,17 @@ def test_exact_tail_is_kept_apart():
 
 def test_clipping_is_part_of_the_error():
     x = law("student t3", 5000)
-    clipped, count, cost = clip_values(x, 2.0)
-    assert count == np.count_nonzero(x != clipped)
-    assert np.abs(clipped).max() <= 2 * x.std() * (1 + 1e-6)
-    assert math.isclose(cost, math.fsum((x.astype(np.float64) - clipped) ** 2), rel_tol=1e-9)
+    limit = clip_limit([x], 2.0)
+    assert math.isclose(limit, 2 * x.std(dtype=np.float64), rel_tol=1e-7)
+    clipped = np.clip(x, -limit, limit)
     sketch = MomentSketch.of(x, "linf", 512, clip=2.0)
+    assert sketch.clipped == np.count_nonzero(x != clipped) > 0
+    cost = math.fsum((x.astype(np.float64) - clipped) ** 2)
+    assert math.isclose(sketch.clip_error, cost, rel_tol=1e-9)
+    weighted = MomentSketch.of(x, "linf", 512, clip=2.0, weights=np.arange(x.size))
+    assert math.isclose(
+        weighted.clip_error, math.fsum(np.arange(x.size) * (x.astype(np.float64) - clipped) ** 2), rel_tol=1e-9
+    )
     truth = naive.rounding_error(clipped, "linf", 512, [0, 1]) + cost
     assert math.isclose(sketch.expected_error([0, 1]), truth, rel_tol=1e-11)
 

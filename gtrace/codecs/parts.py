@@ -57,6 +57,11 @@ class Scaled(NamedTuple):
     norm: int = GIVEN
     codes: NDArray[np.uint16] = _NO_CODES
 
+    @property
+    def all(self) -> Values:
+        """Those to be rounded and those after them, float32."""
+        return np.concatenate([self.x, self.tail])
+
 
 class Opened(NamedTuple):
     """A payload with its symbols still coded.

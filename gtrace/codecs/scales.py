@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gtrace.buckets import NORM_CODES, bucket_scales, clip_values
+from gtrace.buckets import NORM_CODES, TensorSums, bucket_scales, clip_limit, clipped
 from gtrace.codecs.base import check_finite, parameter
 from gtrace.codecs.parts import FLOAT32_MAX, Scale, Scaled
 from gtrace.errors import PayloadError
@@ -18,7 +18,6 @@ from gtrace.kernels.norms import power_sum
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gtrace.buckets import TensorSums
     from gtrace.codecs.parts import Arrays, Values
     from gtrace.types import Norm, State, Tail
 
@@ -45,8 +44,7 @@ class BucketNorm(Scale):
 
     @property
     def part_multiple(self) -> int | None:
-        # Clipping takes the deviation of all values first.
-        return None if self.clip is not None else self.bucket_size or 1
+        return self.bucket_size or 1
 
     @property
     def checks(self) -> bool:
@@ -58,8 +56,8 @@ class BucketNorm(Scale):
 
     def cut(self, x: Values, state: State, *, late: bool = False) -> Scaled:
         """Clip if asked for; with ``tail=exact`` a short last bucket becomes the tail."""
-        if self.clip is not None:
-            x = clip_values(x, self.clip)[0]
+        limit: Any = state.arrays.get("limit")
+        x = clipped(x, clip_limit([x], self.clip) if limit is None else limit)
         split = self.quantized(x.size)
         x, tail, bucket = x[:split], x[split:], self.over(split)
         if not late or "scale" in state.arrays:
@@ -76,7 +74,12 @@ class BucketNorm(Scale):
         return bucket_scales(x, self.norm, self.bucket_size)
 
     def whole(self, size: int, parts: Callable[[], Iterator[Values]], sums: Callable[[], TensorSums]) -> Arrays:
-        return {} if self.bucket_size is not None else {"scale": sums().norm(self.norm)}
+        limit = clip_limit(parts(), self.clip)
+        found: Arrays = {} if limit is None else {"limit": np.asarray(limit)}
+        if self.bucket_size is not None:
+            return found
+        whole = sums() if limit is None else TensorSums.of(clipped(x, limit) for x in parts())
+        return {**found, "scale": whole.norm(self.norm)}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch, SketchSet
-from gtrace.sweep.gradients import sketch_of_parts
 from gtrace.sweep.jobs import Fitting, start_of
 from gtrace.sweep.schema import EXPECTATION
 from gtrace.sweep.sources import Chunks
@@ -308,7 +307,7 @@ class Fits:
                 yield as_values(codec.view(state, x, start))
                 start += x.size
 
-        return sketch_of_parts(codec.needs, seen)
+        return MomentSketch.from_parts(codec.needs, seen)
 
     def settle(
         self, codec: Codec, draw: int, index: int, values: NDArray[np.float32], arrived: NDArray[np.float32]

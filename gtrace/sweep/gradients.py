@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 
-from gtrace.buckets import BinTable, BlockSums, RunningTensorSums, TensorSums
+from gtrace.buckets import BlockSums, RunningTensorSums
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.kernels.compare import add_values, weighted_sums
 from gtrace.kernels.noise import THREE, three_sums
@@ -21,7 +21,7 @@ from gtrace.kernels.norms import BLOCK, count_nonfinite, power_sum
 from gtrace.metrics import update_weights
 from gtrace.noise import Noise, added, noise_of_sums
 from gtrace.settings import KINDS
-from gtrace.sketch import MomentSketch
+from gtrace.sketch import MomentSketch, PartialSketch
 from gtrace.sweep.gradient_noise import Yardstick, stream
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.limits import spec_in_chunks
@@ -90,51 +90,6 @@ class SecondMoments:
         if isinstance(value, (int, float)) and 0.0 <= value <= most:
             return float(value)
         raise TraceError(f"{self._trace.path}: {name} of the second moments of {self._name} is not a valid number")
-
-
-class PartialSketch:
-    """Sketches a finite tensor that arrives in parts, bit for bit as if it came whole.
-
-    ``spec`` has no clipping and no moments of buckets. Each part but the last is a multiple of its bucket size.
-    ``scale``, float32[1], is the norm of all values if the tensor is one bucket.
-    """
-
-    def __init__(self, spec: SummarySpec, scale: NDArray[np.float32] | None = None) -> None:
-        self._spec = spec
-        self._bins = BinTable(spec.norm, spec.bucket_size, scale)
-        self._exact = np.empty(0, np.float32)
-        self._weights: NDArray[np.float64] | None = None
-
-    def add(self, values: NDArray[np.float32], weights: NDArray[np.float64] | None = None) -> None:
-        """Add the next part, finite float32[n]; ``weights``, float64[n], come with every part or with none."""
-        rest = values.size % (self._spec.bucket_size or 1) if self._spec.tail == "exact" else 0
-        split = values.size - rest
-        self._bins.add(values[:split], None if weights is None else weights[:split])
-        self._exact = values[split:].copy()
-        self._weights = None if weights is None else weights[split:].copy()
-
-    def finish(self) -> MomentSketch:
-        """The sketch."""
-        exact, weights = self._exact, self._weights
-        return MomentSketch.of_bins(
-            self._spec,
-            self._bins,
-            exact=exact.size,
-            exact_energy=float(power_sum(exact, 2)) if weights is None else weighted_sums(exact, exact, weights)[1],
-            exact_zeros=exact.size - int(np.count_nonzero(exact)),
-            weighted=weights is not None,
-        )
-
-
-def sketch_of_parts(spec: SummarySpec, parts: Callable[[], Iterator[NDArray[np.float32]]]) -> MomentSketch:
-    """The sketch of finite values that arrive in parts, as often as they are asked for; see :class:`PartialSketch`."""
-    scale = None
-    if spec.bucket_size is None and spec.norm != "none":
-        scale = TensorSums.of(parts()).norm(spec.norm)
-    sketch = PartialSketch(spec, scale)
-    for values in parts():
-        sketch.add(values)
-    return sketch.finish()
 
 
 def _choose_kind(trace: Trace, kind: Kind | None) -> Kind:
@@ -264,7 +219,7 @@ class Gradients:
         """Totals, number of non-finite values, and sketches, in one pass that holds one chunk of values at a time.
 
         The sketches are sums over chunks, see :func:`gtrace.sweep.limits.spec_in_chunks`. Non-finite values count as
-        zero. Norms of the whole tensor need a pass of their own before the sketches.
+        zero. Clipping and norms of the whole tensor need passes of their own before the sketches.
         """
         ahead = self._ahead.get((name, step))
         if ahead is not None and ahead[2].keys() >= set(specs):
@@ -285,12 +240,7 @@ class Gradients:
             self._ahead.pop(key, None)
 
     def _partial(self, name: str, step: int, specs: Sequence[SummarySpec]) -> dict[SummarySpec, PartialSketch]:
-        whole = [spec for spec in specs if spec.bucket_size is None and spec.norm != "none"]
-        scales = {}
-        if whole:
-            sums = TensorSums.of(self.chunks(name, step, self.piece()))
-            scales = {spec: sums.norm(spec.norm) for spec in whole}
-        return {spec: PartialSketch(spec, scales.get(spec)) for spec in specs}
+        return PartialSketch.each(specs, lambda: self.chunks(name, step, self.piece()))
 
     def piece(self, multiples: Iterable[int | None] = ()) -> int:
         """How many values to take at a time: a multiple of these, at most a chunk, and few enough for a cache."""

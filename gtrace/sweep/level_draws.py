@@ -107,9 +107,7 @@ class LevelDraws:
         values = join([reference.values for reference in references])
         heavy = [reference.weights for reference in references if reference.weights is not None]
         given = (
-            values
-            if self._scale.clip is None
-            else np.concatenate([part for cut in cuts for part in (cut.x, cut.tail)]),
+            values if self._scale.clip is None else np.concatenate([cut.all for cut in cuts]),
             values,
             join(heavy) if len(heavy) == len(references) else _UNWEIGHTED,
             join([reference.ordered for reference in references]),
@@ -209,9 +207,8 @@ class PartDraws:
         v = self._scale.cut(x, state)
         bits, counts = np.empty((2, v.tail.size + v.scales.size * self._symbols), np.uint32)
         ends = np.empty(1, np.int64)
-        # Parts are never clipped.
         _drawing.draw_levels(
-            x,
+            x if self._scale.clip is None else v.all,
             x,
             _UNWEIGHTED if weights is None else weights,
             v.bucket,

@@ -67,8 +67,8 @@ MOST_CHUNKS = 4
 
 
 def spec_in_chunks(spec: SummarySpec, chunk: int) -> bool:
-    """Whether a tensor's sketch is a sum over its chunks (given the norm of the whole, if it is one bucket)."""
-    return spec.clip is None and not spec.bucket_moments and chunk % (spec.bucket_size or 1) == 0
+    """Whether a tensor's sketch is a sum over its chunks, given its norm if it is one bucket and where it is cut."""
+    return not spec.bucket_moments and chunk % (spec.bucket_size or 1) == 0
 
 
 def in_chunks(item: Codec, chunk: int) -> bool:
@@ -81,8 +81,6 @@ def _fit_obstacle(item: Codec, chunk: int) -> str | None:
     needs = item.needs
     if needs is None or spec_in_chunks(needs, chunk):
         return None
-    if needs.clip is not None:
-        return "clips by the standard deviation of all values"
     if needs.bucket_moments:
         return "is fitted to moments of each bucket"
     return f"has buckets of {needs.bucket_size}, which do not divide the chunk"

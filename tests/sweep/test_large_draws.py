@@ -19,6 +19,7 @@ SPECS = [
     *("natural:coder=delta", "qsgd:bits=5,bucket_size=128,coder=elias", "qsgd:bits=7,zero=false,bucket_size=none"),
     *("qsgd:bits=6,bucket_size=256,tail=exact,coder=fixed", "nuqsgd:bits=3,bucket_size=none"),
     *("qsgd:norm=l1,bits=8,bucket_size=none", "alq:bits=3,bucket_size=none", "terngrad:clip=2.5"),
+    *("qsgd:bits=3,bucket_size=none,clip=2", "alq:bits=3,bucket_size=256,clip=3,tail=exact"),
     *("fp:e4m3,rounding=stochastic", "fp:mxfp4", "fp:nvfp4", "fp:e3m2,block=48", "signsgd:scale=none"),
     *("signsgd:scale=energy", "prune:sparsity=0.8", "ef:qsgd", "rotate:qsgd:bucket_size=256", "minmax:bits=3"),
     *("mcgq:amount=0.3", "mcgq:bits=3,coder=delta", "eden:bits=2.5,block=256"),
@@ -26,13 +27,14 @@ SPECS = [
 
 
 #: what has to see all values at once
-NOT_IN_PARTS = ("randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48")
+NOT_IN_PARTS = ("randomk", "fp:nvfp4", "fp:e3m2,block=48")
 NOT_IN_PARTS += ("eden", "thc", "adacomp", "int8")
 #: codecs with memory, those that choose values among all, and those that turn them
 _OF_ALL_VALUES = """
 topk:ratio=0.1  topk:chunk=64  topk:ratio=0.1,values=intn:bits=2  mem-sgd:ratio=0.03  dgc:warmup=3  powersgd
 signum  onebit:bucket_size=256  ef:qsgd:bucket_size=256  ef:topk:ratio=0.02  ef:alq:bits=3,bucket_size=256
 ef:minmax  accumulate:mcgq:amount=0.1  dropping:ratio=0.05
+ef:terngrad:clip=2.5,bucket_size=256  ef:alq:bits=3,bucket_size=none,clip=2
 ef:signsgd  ef21:topk:ratio=0.1  ef21:momentum=0.5:signsgd  momentum:signsgd  accumulate:topk
 rotate:block=64:topk  rotate:block=64:qsgd:bucket_size=256  ef:rotate:block=64:alq:bucket_size=256
 """
@@ -98,7 +100,6 @@ def test_what_cannot_be_split_is_named_with_its_reason(trace):
     specs = [
         "thc",
         "ef:dropping:sample=0.1",
-        "terngrad:clip=2.5,bucket_size=256",
         "qsgd:bits=3,bucket_size=100",
         "fp:e3m2,block=48",
     ]
@@ -107,7 +108,6 @@ def test_what_cannot_be_split_is_named_with_its_reason(trace):
     lines = "\n".join(found.warnings)
     for name, why in (
         ("thc, ef:dropping", "needs all values at once"),
-        ("terngrad", "clips by the standard deviation of all values"),
         ("qsgd", "has buckets of 100, which do not divide the chunk"),
         ("fp", "has blocks of 48, which do not divide the chunk"),
     ):
@@ -150,7 +150,7 @@ def test_errors_in_adams_updates_of_codecs_with_memory_in_pieces(tmp_path, monke
             moments = np.square(values(step + 5)) + np.float32(1e-6)
             writer.append(step, "large", moments, kind="second_moment", decay=0.9, eps=1e-8)
             writer.commit(step)
-    specs = ["ef:signsgd", "topk:ratio=0.1", "powersgd"]
+    specs = ["ef:signsgd", "topk:ratio=0.1", "powersgd", "qsgd:bucket_size=256,clip=2,tail=exact"]
     whole, found = (gtrace.run_sweep(tmp_path / "t.zarr", specs, jobs=1, chunk=c).columns for c in (2**24, CHUNK))
     assert np.isfinite(whole["update_error"]).all()
     np.testing.assert_allclose(found["update_error"], whole["update_error"], rtol=1e-12)

@@ -93,8 +93,6 @@ class NormalRange(Scale):
     shares: ClassVar[bool] = True
     per = "block"
     width = 4
-    # A part would be rotated by other signs.
-    part_multiple = None
 
     block: int = block_parameter(1024)
     outside: float = _outside()
@@ -189,8 +187,8 @@ class Thc(Composed):
     0.0015 in all). Under shared-scale a sum takes more bits: with a granularity of 30, 8 workers fit in a byte."""
     related = ("eden", "rotate", "qsgdinf")
 
-    def turned(self, x: Values, number: int, *, back: bool = False) -> Values:
-        return rotated(x, self.parameters["block"], number, back=back)
+    def turned(self, x: Values, number: int, *, back: bool = False, start: int = 0) -> Values:
+        return rotated(x, self.parameters["block"], number, back=back, start=start)
 
     def expected_on_normal(self, size: int) -> Expectation:
         """Error and bits of ``size`` values of energy 1, whatever they are, as far as rotated values are normal."""
@@ -226,8 +224,8 @@ class Thc(Composed):
         return self.turned(values, _SEED.unpack_from(body)[0], back=True)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """The whole tensor; the seed is part of the head."""
+        """The part's blocks; the seed counts with the first part."""
         seed = key[1] & 0xFFFFFFFF
-        part = super().encode_part(state, self.turned(self._values(state, values), seed), key, start)
-        values = self.turned(part.values, seed, back=True)
-        return dataclasses.replace(part, values=values, head=part.head + 8 * _SEED.size)
+        part = super().encode_part(state, self.turned(self._values(state, values), seed, start=start), key, start)
+        values = self.turned(part.values, seed, back=True, start=start)
+        return dataclasses.replace(part, values=values, head=part.head + (0 if start else 8 * _SEED.size))

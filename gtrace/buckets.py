@@ -118,12 +118,14 @@ class Blocks:
         self._filled = 0
 
     @classmethod
-    def of(cls, parts: Iterable[NDArray[Any]], length: int | None = None) -> Iterator[NDArray[Any]]:
-        """All blocks of an array that arrives in parts; each holds until the next one."""
+    def of(
+        cls, parts: Iterable[tuple[NDArray[Any], ...]], length: int | None = None
+    ) -> Iterator[tuple[NDArray[Any], ...]]:
+        """All blocks of arrays that arrive together in parts; each holds until the next one."""
         blocks = cls(length)
         for part in parts:
-            yield from (block for (block,) in blocks.add(part))
-        yield from (block for (block,) in blocks.rest())
+            yield from blocks.add(*part)
+        yield from blocks.rest()
 
     def add(self, *arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
         """The blocks that these values complete; they hold until the next call."""
@@ -183,7 +185,7 @@ def spread(parts: Iterable[NDArray[np.float32]]) -> tuple[int, float, float]:
     Distances are taken from the mean of each block first, so nothing cancels where the mean is large.
     """
     one = np.ones(1, np.float32)
-    found = [(block.size, *bucket_moments(block, block.size, one)[0]) for block in Blocks.of(parts)]
+    found = [(block.size, *bucket_moments(block, block.size, one)[0]) for (block,) in Blocks.of(zip(parts))]
     sizes, means, sigmas, _ = np.array(found).reshape(-1, 4).T
     size = int(sizes.sum())
     mean = float((sizes * means).sum()) / max(1, size)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 
+from gtrace.buckets import Blocks
 from gtrace.codecs.base import CodedBits, EncodedPart, Measured, coder_parameter, parameter
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.memory import UNITS, Residual, averaged, saturating
@@ -90,11 +92,11 @@ class Largest(FixedGrid):
         """The choice at the step of a memory that counts steps."""
         return self
 
-    def over(self, pieces: Iterator[Values], size: int) -> Kept:
+    def over(self, pieces: Iterator[tuple[State, Values]], size: int) -> Kept:
         """The choice from a tensor of ``size`` values that arrives in pieces: never holds many more than it takes."""
         count, limit, start = kept(self.ratio, size), np.uint32(0), 0
         places, values, most = [np.empty(0, np.int64)], [np.empty(0, np.float32)], 2 * count + BLOCK
-        for x in pieces:
+        for _, x in pieces:
             # Without ties, of equal magnitudes those before come first.
             found = np.flatnonzero(magnitudes(x) >= limit + (not self.ties)) if limit else np.arange(x.size)
             places.append(start + found)
@@ -131,11 +133,11 @@ class LargestOfChunks(Largest):
     def part_multiple(self) -> int | None:
         return self.chunk or 1
 
-    def over(self, pieces: Iterator[Values], size: int) -> Kept:
+    def over(self, pieces: Iterator[tuple[State, Values]], size: int) -> Kept:
         if self.chunk is None:
             return super().over(pieces, size)
         start, places, values = 0, [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-        for x in pieces:
+        for _, x in pieces:
             found = self.positions(x)
             places.append(start + found)
             values.append(x[found])
@@ -197,7 +199,31 @@ def _values_codec(spec: str) -> Codec:
 
 
 @dataclass(frozen=True)
-class ChosenValues(Nearest):
+class Choice(Nearest):
+    """The grid's choice of values; that of a tensor in pieces is made before the first of them is encoded."""
+
+    @abstractmethod
+    def sent(self, parts: Parts, state: State, chosen: Any, key: tuple[int, int]) -> tuple[Kept, Measured]:
+        """The grid's choice as it arrives, and its bits."""
+
+    def prepare(self, parts: Parts, state: State, pieces: Pieces, key: tuple[int, int]) -> State:
+        """Store positions and decoded values of the choice, and the bits that it takes."""
+        chosen = cast("Largest | NearPeaks", parts.grid).over(pieces(), state.size)
+        found, lengths = self.sent(parts, state, chosen, key)
+        return state.with_arrays(chosen=found.positions, values=found.values, coded=np.array(lengths))
+
+    def part(self, state: State, start: int) -> EncodedPart | None:
+        """The chosen values of the part; the lengths of all go with the first one."""
+        if "chosen" not in state.arrays:
+            return None
+        places, out = state.arrays["chosen"], np.zeros(state.size, np.float32)
+        first, last = np.searchsorted(places, (start, start + state.size))
+        out[places[first:last] - start] = state.arrays["values"][first:last]
+        return EncodedPart(out, lengths=None if start else Measured(*state.arrays["coded"].tolist()))
+
+
+@dataclass(frozen=True)
+class ChosenValues(Choice):
     """The grid's choice of values, as they are or through a codec of their own."""
 
     values: str | None = parameter(
@@ -233,30 +259,12 @@ class ChosenValues(Nearest):
         values = inner.decode(b"", payload, positions.size)
         return cast("Largest", parts.grid).values(Kept(positions, values, found.size), found.scales, 1, found.size)
 
-    def prepare(self, parts: Parts, state: State, pieces: Pieces, key: tuple[int, int]) -> State:
-        """Store positions and decoded values of the choice, and the bits that it takes."""
-        arriving = pieces()
-        kept, first = next(arriving)
-        values = itertools.chain([first], (x for _, x in arriving))
-        found, lengths = self._sent(parts, state, cast("Largest", parts.grid).at(kept).over(values, state.size), key)
-        return state.with_arrays(chosen=found.positions, values=found.values, coded=np.array(lengths))
-
-    def part(self, state: State, start: int) -> EncodedPart | None:
-        """The chosen values of the part; the lengths of all go with the first one."""
-        if "chosen" not in state.arrays:
-            return None
-        places, out = state.arrays["chosen"], np.zeros(state.size, np.float32)
-        first, last = np.searchsorted(places, (start, start + state.size))
-        out[places[first:last] - start] = state.arrays["values"][first:last]
-        return EncodedPart(out, lengths=None if start else Measured(*state.arrays["coded"].tolist()))
-
     def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> EncodedPart:
         grid = cast("Largest", parts.grid)
-        found, lengths = self._sent(parts, state, self.symbols(grid, state, v, key), key)
+        found, lengths = self.sent(parts, state, self.symbols(grid, state, v, key), key)
         return EncodedPart(grid.values(found, v.scales, 1, v.x.size), lengths=lengths)
 
-    def _sent(self, parts: Parts, state: State, chosen: Kept, key: tuple[int, int]) -> tuple[Kept, Measured]:
-        """The choice as it arrives, and its bits."""
+    def sent(self, parts: Parts, state: State, chosen: Kept, key: tuple[int, int]) -> tuple[Kept, Measured]:
         if self.values is None:
             return chosen, cast("IndexValue", parts.coder).measure(chosen)
         inner, count = _values_codec(self.values), chosen.values.size
@@ -446,6 +454,12 @@ class Signs(NamedTuple):
     numbers: NDArray[np.int64]
     size: int
 
+    @property
+    def kept(self) -> Kept:
+        """The values that they mean."""
+        scale = np.float32(self.scale)
+        return Kept(self.numbers >> 1, np.where(self.numbers & 1, -scale, scale), self.size)
+
 
 @dataclass(frozen=True)
 class NearPeaks(FixedGrid):
@@ -455,26 +469,43 @@ class NearPeaks(FixedGrid):
 
     bin_size: int = parameter(500, "values per bin; the paper takes 50 for convolutions, 500 elsewhere", minimum=1)
 
-    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Signs:
-        """The values that would reach their bin's largest if the same gradient came once more."""
-        x = v.x
+    def over(self, pieces: Iterator[tuple[State, Values]], size: int) -> Signs:
+        """The values that would reach their bin's largest if the same gradient came once more; bins are held whole."""
+        length = min(max(1, size), self.bin_size * max(1, BLOCK // self.bin_size))
         # The gradient alone is the input minus the residual: p + v = 2 p - e.
-        again = saturating(x, state.arrays["residual"], 2.0, -1.0)
-        chosen = np.empty(x.size, np.bool_)
-        total = _elementwise.above_local_peak(x, again, self.bin_size, chosen)
-        positions = np.flatnonzero(chosen)
-        scale = np.float32(total / max(1, -(-x.size // self.bin_size)))
-        return Signs(float(scale), 2 * positions + np.signbit(x[positions]), x.size)
+        both = ((x, saturating(x, kept.arrays["residual"], 2.0, -1.0)) for kept, x in pieces)
+        total, start, numbers = 0.0, 0, [np.empty(0, np.int64)]
+        for x, again in Blocks.of(both, length):
+            chosen = np.empty(x.size, np.bool_)
+            total = _elementwise.above_local_peak(x, again, self.bin_size, chosen, total)
+            positions = np.flatnonzero(chosen)
+            numbers.append(2 * (start + positions) + np.signbit(x[positions]))
+            start += x.size
+        scale = np.float32(total / max(1, -(-size // self.bin_size)))
+        return Signs(float(scale), np.concatenate(numbers), size)
+
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Signs:
+        return self.over(iter([(state, v.x)]), v.x.size)
 
     def values(self, symbols: Signs, scales: Values, bucket: int, size: int) -> Values:
-        out, scale = np.zeros(size, np.float32), np.float32(symbols.scale)
-        out[symbols.numbers >> 1] = np.where(symbols.numbers & 1, -scale, scale)
+        out, kept = np.zeros(size, np.float32), symbols.kept
+        out[kept.positions] = kept.values
         return out
+
+
+@dataclass(frozen=True)
+class ChosenSigns(Choice):
+    """The grid's choice, of which signs arrive."""
+
+    def sent(self, parts: Parts, state: State, chosen: Signs, key: tuple[int, int]) -> tuple[Kept, Measured]:
+        return chosen.kept, parts.coder.lengths(parts.coder.count(chosen, chosen.size, parts.grid, state))
 
 
 @dataclass(frozen=True)
 class SignedPositions(Coder):
     """The scale (float32), then the numbers coded as positions are."""
+
+    splits = True
 
     def write(self, symbols: Signs, grid: FixedGrid, state: State) -> tuple[bytes, int]:
         return _SCALE.pack(symbols.scale) + encode_positions(symbols.numbers, 2 * symbols.size), 0
@@ -544,6 +575,10 @@ class WarmingUp(LargestOfChunks):
         if step >= self.warmup:
             return self.ratio
         return max(self.ratio, _FIRST ** (1 + _STAGES * step // self.warmup))
+
+    def over(self, pieces: Iterator[tuple[State, Values]], size: int) -> Kept:
+        first = next(pieces)
+        return self.at(first[0]).over(itertools.chain([first], pieces), size)
 
     def at(self, state: State) -> Largest:
         return LargestOfChunks(self.ratio_at(int(state.arrays["step"])), self.chunk)
@@ -667,7 +702,7 @@ class AdaComp(Composed):
     """Signs of the values that would reach their bin's largest if the gradient came once more, with memory."""
 
     name = "adacomp"
-    parts = Parts(memory=Residual(), grid=NearPeaks(), rounding=Nearest(), coder=SignedPositions())
+    parts = Parts(memory=Residual(), grid=NearPeaks(), rounding=ChosenSigns(), coder=SignedPositions())
     summary = "signs of what nears its bin's largest magnitude, one scale, the rest kept"
     formula = """p = v + e; Q(p_i) = s sign(p_i) where |p_i + v_i| >= the bin's largest |p|, else 0; s = mean of the
     bins' largest |p|; e <- p - Q(p)"""

@@ -217,7 +217,7 @@ def _quantiles(parts: Iterator[Values], size: int) -> NDArray[np.floating[Any]]:
     # Portions of nearly one length.
     length = size if not portions else _PORTION + (rest - 1) // portions + 1
     # Of sorted values the quantiles are found in less time than it takes to sort them.
-    sorted_portions = (ascending(portion).astype(np.float64) for portion in Blocks.of(parts, length))
+    sorted_portions = (ascending(portion).astype(np.float64) for (portion,) in Blocks.of(zip(parts), length))
     found = np.array([np.quantile(portion, at) for portion in sorted_portions], np.float32)
     return np.quantile(found.astype(np.float64), at)[1:-1]
 

@@ -249,7 +249,7 @@ def fill_words(high: np.uint64, low: np.uint64, out: NDArray[np.uint32]) -> None
 
 
 @jit
-def above_local_peak(x: Singles, y: Singles, size: int, chosen: Flags) -> float:
+def above_local_peak(x: Singles, y: Singles, size: int, chosen: Flags, total: float) -> float:
     """Mark, bin by bin, the values with |y| at or above the bin's largest |x| and x not zero.
 
     Args:
@@ -257,11 +257,11 @@ def above_local_peak(x: Singles, y: Singles, size: int, chosen: Flags) -> float:
         y: float32[n].
         size: values per bin.
         chosen: bool[n], written.
+        total: of bins before these.
 
     Returns:
-        the sum of the bins' largest |x|.
+        ``total`` and the bins' largest |x|, added one by one.
     """
-    total = 0.0
     for start in range(0, x.size, size):
         xb = x[start : start + size]
         yb = y[start : start + size]

@@ -36,7 +36,8 @@ powersgd  ef-signsgd  ef:qsgd:bits=3,bucket_size=64  ef:topk:ratio=0.02  ef:beta
 mcgq  mcgq:bits=4  mcgq:amount=0.05,coder=gamma  mcgq:with_norm=false  accumulate:mcgq  minmax
 terngrad:clip=2.5,bucket_size=64  qsgd:bits=3,bucket_size=none,clip=2  ef:alq:bits=3,bucket_size=64,clip=2,tail=exact
 ef:minmax  uniform8  ef:uniform8  quantile8  dropping  dropping:ratio=0.3  dropping:ratio=1
-thc:block=64  ef:thc:block=32,bits=3  eden:block=64  eden:bits=2.3,block=64  ef:eden:bits=1,block=128
+thc:block=64  ef:thc:block=32,bits=3  adacomp  adacomp:bin_size=7
+eden:block=64  eden:bits=2.3,block=64  ef:eden:bits=1,block=128
 ef:alq:bits=3,bucket_size=64  ef21:topk:ratio=0.1  ef21:momentum=0.5:signsgd  accumulate:topk
 momentum:ef:signsgd  ef:powersgd:warm=false  rotate:block=64:qsgd:bits=3,bucket_size=64  rotate:block=64:topk
 rotate:block=16,signs=fixed:signsgd  ef:rotate:block=64:alq:bits=3,bucket_size=64  rotate:block=16:prune

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
@@ -25,7 +24,7 @@ from gtrace.codecs.base import (
     sized_values,
 )
 from gtrace.codecs.grids import LevelGrid
-from gtrace.codecs.parts import Parts, Rounding
+from gtrace.codecs.parts import Parts, Rounding, common_multiple
 from gtrace.codecs.spec import register
 from gtrace.coding.envelope import open_envelope, seal
 from gtrace.errors import PayloadError
@@ -179,11 +178,9 @@ class Composed(Codec):
 
     @property
     def part_multiple(self) -> int | None:
-        """A multiple of scale's and grid's, if the coder codes a part like the whole and memory can be cut."""
-        scale, grid, splits = self.parts.scale.part_multiple, self.parts.grid.part_multiple, self.parts.coder.splits
-        if scale is None or grid is None or not (splits and self.parts.memory.splits):
-            return None
-        return math.lcm(scale, grid)
+        """A multiple of scale's, grid's and memory's, if the coder codes a part like the whole."""
+        parts = self.parts
+        return common_multiple(parts.scale, parts.grid, parts.memory) if parts.coder.splits else None
 
     def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
         """Store what parts share of a scale (``scale`` is the scale of the whole tensor), and a choice of values."""

@@ -78,12 +78,14 @@ class FadingResidual(Residual):
     )
 
     @property
-    def splits(self) -> bool:
-        # Groups share a scale.
-        return self.memory_bits is None
+    def part_multiple(self) -> int:
+        return 1 if self.memory_bits is None else _GROUP
 
     def start(self, size: int) -> Arrays:
-        kept = self._stored(np.zeros(size, np.float32))
+        # Zeros that nobody writes to take no memory, however large the tensor is.
+        kept: dict[str, Any] = {"residual": np.zeros(size, np.float32 if self.memory_bits is None else np.int8)}
+        if self.memory_bits is not None:
+            kept["scales"] = np.zeros(-(-size // _GROUP), np.float32)
         return kept if self.reset is None else {**kept, "step": np.zeros((), np.int64)}
 
     def given(self, arrays: Arrays, x: Values) -> Values:

@@ -8,6 +8,7 @@ are the protocol between a part and the engine (:mod:`gtrace.codecs.engine`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
@@ -111,9 +112,9 @@ class Memory(Word):
     zeros: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def splits(self) -> bool:
-        """Whether what is kept of a value depends on no other value."""
-        return True
+    def part_multiple(self) -> int | None:
+        """Parts of a tensor must be a multiple of this length; None if what is kept depends on the whole tensor."""
+        return 1
 
     def start(self, size: int) -> Arrays:
         """The arrays before the first step."""
@@ -395,6 +396,12 @@ class Nearest(Rounding):
     def symbols(self, grid: FixedGrid, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Any:
         """The grid's nearest symbols."""
         return grid.nearest(state, v, key)
+
+
+def common_multiple(*parts: Any) -> int | None:
+    """The least multiple of each part's ``part_multiple``; None if one of them needs the whole tensor."""
+    each = [part.part_multiple for part in parts]
+    return None if None in each else math.lcm(*each)
 
 
 @dataclass(frozen=True)

@@ -537,8 +537,8 @@ class Velocity(Memory):
     clip: float | None = parameter(None, "largest l2 norm of a gradient; none for no clipping", minimum=0.0)
 
     @property
-    def splits(self) -> bool:
-        return self.clip is None
+    def part_multiple(self) -> int | None:
+        return 1 if self.clip is None else None
 
     def start(self, size: int) -> Arrays:
         return {**super().start(size), "step": np.zeros((), np.int64)}

@@ -12,7 +12,7 @@ from gtrace.buckets import as_values
 from gtrace.codecs.base import Codec, CodedBits, checked_values
 from gtrace.codecs.engine import assembled
 from gtrace.codecs.memory import UNITS, Accumulated, Estimate, FadingResidual, MomentumSum
-from gtrace.codecs.parts import Parts
+from gtrace.codecs.parts import Parts, common_multiple
 from gtrace.codecs.spec import register_wrapper
 from gtrace.coding.envelope import open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
@@ -115,8 +115,8 @@ class Wrapper(Codec):
 
     @property
     def part_multiple(self) -> int | None:
-        """The inner codec's, if memory can be cut."""
-        return self.inner.part_multiple if self.parts.memory.splits else None
+        """A multiple of memory's and the inner codec's."""
+        return common_multiple(self.parts.memory, self.inner)
 
     def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
         def encoded() -> Iterator[tuple[State, Values]]:

@@ -33,6 +33,7 @@ _IN_PARTS = """
 qsgd:bits=4,bucket_size=64  alq:bits=3,bucket_size=64  zipml:bits=3,bucket_size=none  signsgd:scale=energy
 fp:e4m3  topk  topk:ratio=0.3  topk:chunk=64  topk:coder=fixed,values=intn:bits=2  mem-sgd  dgc:warmup=3
 powersgd  ef-signsgd  ef:qsgd:bits=3,bucket_size=64  ef:topk:ratio=0.02  ef:beta=0.5,decay=0.9,reset=2:signsgd
+ef:memory_bits=8:qsgd:bits=3,bucket_size=64  ef:beta=0.8,reset=3,memory_bits=4:topk:ratio=0.1
 mcgq  mcgq:bits=4  mcgq:amount=0.05,coder=gamma  mcgq:with_norm=false  accumulate:mcgq  minmax
 terngrad:clip=2.5,bucket_size=64  qsgd:bits=3,bucket_size=none,clip=2  ef:alq:bits=3,bucket_size=64,clip=2,tail=exact
 ef:minmax  uniform8  ef:uniform8  quantile8  dropping  dropping:ratio=0.3  dropping:ratio=1

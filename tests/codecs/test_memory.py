@@ -99,7 +99,9 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("spec", LOOPS)
-def test_a_memory_follows_its_papers_loop(spec):
+def test_a_memory_follows_its_papers_loop(spec, monkeypatch):
+    # Bins of a large tensor are searched block by block.
+    monkeypatch.setattr("gtrace.codecs.sparse.BLOCK", 128)
     (loop, apart), c, steps = LOOPS[spec], gtrace.codec(spec), gradients(8)
     if spec.startswith("adacomp"):
         for g in steps:

@@ -33,7 +33,7 @@ NOT_IN_PARTS += ("eden", "int8")
 _OF_ALL_VALUES = """
 topk:ratio=0.1  topk:chunk=64  topk:ratio=0.1,values=intn:bits=2  mem-sgd:ratio=0.03  dgc:warmup=3  powersgd
 signum  onebit:bucket_size=256  ef:qsgd:bucket_size=256  ef:topk:ratio=0.02  ef:alq:bits=3,bucket_size=256
-ef:minmax  adacomp  adacomp:bin_size=300  accumulate:mcgq:amount=0.1  dropping:ratio=0.05
+ef:minmax  ef:memory_bits=8:intn  adacomp  adacomp:bin_size=300  accumulate:mcgq:amount=0.1  dropping:ratio=0.05
 ef:terngrad:clip=2.5,bucket_size=256  ef:alq:bits=3,bucket_size=none,clip=2
 ef:signsgd  ef21:topk:ratio=0.1  ef21:momentum=0.5:signsgd  momentum:signsgd  accumulate:topk
 rotate:block=64:topk  rotate:block=64:qsgd:bucket_size=256  ef:rotate:block=64:alq:bucket_size=256

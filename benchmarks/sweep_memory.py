@@ -46,6 +46,7 @@ SIZES = {
 METHODS = "qsgd,qsgdinf,nuqsgd,alq,terngrad,fp:e4m3"
 #: they need more than a part of the values, or of what they remember
 MEMORIES = ("topk", "mem-sgd", "dgc", "ef:topk", "ef:signsgd", "ef:alq:bits=4", "powersgd", "rotate:qsgd:bits=4")
+MEMORIES += ("uniform8", "quantile8", "terngrad:clip=2.5", "thc:bits=4", "adacomp", "ef:memory_bits=8:intn:bits=4")
 _SWEEP = "from gtrace.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
 
 

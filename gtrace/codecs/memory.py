@@ -9,7 +9,7 @@ import numpy as np
 
 from gtrace.buckets import as_values, bucket_scales
 from gtrace.codecs.base import parameter
-from gtrace.codecs.parts import Memory
+from gtrace.codecs.parts import Memory, zeros
 from gtrace.errors import UsageError
 from gtrace.kernels.elementwise import add_scaled
 
@@ -82,10 +82,8 @@ class FadingResidual(Residual):
         return 1 if self.memory_bits is None else _GROUP
 
     def start(self, size: int) -> Arrays:
-        # Zeros that nobody writes to take no memory, however large the tensor is.
-        kept: dict[str, Any] = {"residual": np.zeros(size, np.float32 if self.memory_bits is None else np.int8)}
-        if self.memory_bits is not None:
-            kept["scales"] = np.zeros(-(-size // _GROUP), np.float32)
+        coarse = {"residual": zeros(size, np.int8), "scales": zeros(-(-size // _GROUP))}
+        kept = super().start(size) if self.memory_bits is None else coarse
         return kept if self.reset is None else {**kept, "step": np.zeros((), np.int64)}
 
     def given(self, arrays: Arrays, x: Values) -> Values:

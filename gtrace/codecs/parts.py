@@ -38,6 +38,11 @@ FLOAT32_MAX = np.finfo(np.float32).max
 _NONE, _NO_CODES = np.empty(0, np.float32), np.empty(0, np.uint16)
 
 
+def zeros(size: int, kind: type[np.generic] = np.float32) -> NDArray[Any]:
+    """Zeros that are not to be written, and take no memory: a tensor in pieces never asks for all of them."""
+    return np.broadcast_to(np.zeros((), kind), size)
+
+
 class Scaled(NamedTuple):
     """Values with their scales, before rounding.
 
@@ -118,7 +123,7 @@ class Memory(Word):
 
     def start(self, size: int) -> Arrays:
         """The arrays before the first step."""
-        return {name: np.zeros(size, np.float32) for name in self.zeros}
+        return {name: zeros(size) for name in self.zeros}
 
     def given(self, arrays: Arrays, x: Values) -> Values:
         """The values to encode instead of the gradient, float32[n]."""

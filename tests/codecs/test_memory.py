@@ -113,6 +113,12 @@ def test_a_memory_follows_its_papers_loop(spec, monkeypatch):
             np.testing.assert_allclose(state.arrays[name], kept, rtol=apart, atol=apart)
 
 
+@pytest.mark.parametrize("spec", [*LOOPS, "ef:memory_bits=4,reset=3:intn", "ef21:momentum=0.5:topk"])
+def test_an_empty_memory_takes_none(spec):
+    """A tensor in pieces has one for the whole, which nobody looks into."""
+    assert gtrace.codec(spec).init(1 << 52).size == 1 << 52
+
+
 def test_both_ends_follow_the_gradient():
     """EF21-SGDM step by step; what is sent is the change alone."""
     share, steps, c = 0.9, gradients(6), gtrace.codec("ef21:momentum=0.9:topk:ratio=0.1")

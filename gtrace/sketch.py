@@ -661,7 +661,7 @@ class PartialSketch:
         self._weights = None if weights is None else weights[split:].copy()
 
     def finish(self, bad: int = 0) -> MomentSketch:
-        """The sketch; ``bad`` of the zeros stand for values that are not finite."""
+        """The sketch; ``bad`` of the zeros are values that are not finite."""
         spec, exact, weights, moments = self._spec, self._exact, self._weights, None
         if spec.bucket_moments:
             moments = bucket_moments(self._rounded, spec.bucket_size or max(1, self._rounded.size), self._bins.scales)

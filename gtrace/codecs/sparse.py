@@ -199,7 +199,7 @@ def _values_codec(spec: str) -> Codec:
 
 
 @dataclass(frozen=True)
-class Choice(Nearest):
+class WholeChoice(Nearest):
     """The grid's choice of values; that of a tensor in pieces is made before the first of them is encoded."""
 
     @abstractmethod
@@ -223,7 +223,7 @@ class Choice(Nearest):
 
 
 @dataclass(frozen=True)
-class ChosenValues(Choice):
+class ChosenValues(WholeChoice):
     """The grid's choice of values, as they are or through a codec of their own."""
 
     values: str | None = parameter(
@@ -494,7 +494,7 @@ class NearPeaks(FixedGrid):
 
 
 @dataclass(frozen=True)
-class ChosenSigns(Choice):
+class ChosenSigns(WholeChoice):
     """The grid's choice, of which signs arrive."""
 
     def sent(self, parts: Parts, state: State, chosen: Signs, key: tuple[int, int]) -> tuple[Kept, Measured]:

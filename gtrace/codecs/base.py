@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gtrace.buckets import as_values
+from gtrace.buckets import TensorSums, as_values
 from gtrace.coding.envelope import ENVELOPE_BYTES, sealed_size
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.buckets import TensorSums
     from gtrace.coding.huffman import CodedBlock
     from gtrace.sketch import MomentSketch, SketchSet
 

@@ -15,14 +15,13 @@ from gtrace.codecs.scales import Range
 from gtrace.coding.fixed import finite
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import rounding as _rounding
-from gtrace.types import Expectation, SummarySpec
+from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.parts import Scaled, Values
     from gtrace.sketch import MomentSketch
-    from gtrace.types import State
 
 _SATURATES = "values beyond the format's range become its largest finite number, not infinity"
 

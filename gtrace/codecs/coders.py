@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from gtrace.codecs.base import EncodedPart, Measured, coder_parameter, parameter
-from gtrace.codecs.grids import symbols_of
-from gtrace.codecs.parts import Coder
+from gtrace.codecs.grids import LevelGrid, symbols_of
+from gtrace.codecs.parts import Coder, FixedGrid
 from gtrace.coding.elias import EliasCode, EliasKind
 from gtrace.coding.fixed import pack_fixed, unpack_fixed, width_for
 from gtrace.coding.huffman import (
@@ -28,8 +28,6 @@ from gtrace.types import Scope, State
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.codecs.grids import LevelGrid
-    from gtrace.codecs.parts import FixedGrid
     from gtrace.sketch import MomentSketch
 
 #: flag of a payload with fixed-width symbols although the codec's coder is another one

@@ -9,28 +9,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from gtrace.buckets import as_levels
-from gtrace.codecs.base import check_summary
+from gtrace.codecs.base import Codec, check_summary
 from gtrace.codecs.coders import SHARED_HEAD, SharedCode
 from gtrace.codecs.engine import Composed, level_grid
-from gtrace.codecs.grids import Fitted, LeastVariance, Optimal, Stochastic
+from gtrace.codecs.grids import Fitted, LeastVariance, LevelGrid, Optimal, Stochastic
 from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_level_sets, optimal_level_sets
 from gtrace.kernels import symbols as _symbols
 from gtrace.kernels.noise import noise_of_levels
-from gtrace.sketch import ROUNDING, SketchSet
-from gtrace.types import State
+from gtrace.sketch import ROUNDING, MomentSketch, SketchSet
+from gtrace.types import Key, State, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.base import Codec
-    from gtrace.codecs.grids import LevelGrid
     from gtrace.codecs.scales import BucketNorm
-    from gtrace.sketch import MomentSketch
-    from gtrace.types import Key, SummarySpec
 
 #: methods that a codec must not override in order to be judged together with others
 _ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "stateful")

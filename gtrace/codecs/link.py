@@ -25,7 +25,7 @@ from gtrace.errors import UsageError
 from gtrace.fitting.pooling import Pool, poolable
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
-from gtrace.types import Key, Role, State
+from gtrace.types import Key, Role, State, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.base import EncodedPart, Rounds
-    from gtrace.types import SummarySpec
 
 T = TypeVar("T")
 #: values whose squares :func:`compress` sums at a time

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from gtrace.buckets import as_values
+from gtrace.buckets import TensorSums, as_values
 from gtrace.codecs.base import Codec, EncodedPart, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import Accumulated
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.buckets import TensorSums
     from gtrace.codecs.base import Pieces
     from gtrace.codecs.parts import Values
     from gtrace.types import State

@@ -21,7 +21,7 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.sparsity import RULES, EmpiricalMagnitudes, Rule, allocate_sparsity, threshold
 from gtrace.kernels import codes as _codes
 from gtrace.kernels import elementwise as _elementwise
-from gtrace.types import Expectation, SummarySpec
+from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
-    from gtrace.types import State
 
 _ALPHA_BYTES = 4
 _LENGTH = struct.Struct("<I")

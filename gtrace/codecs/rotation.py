@@ -30,13 +30,12 @@ from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import hadamard as _hadamard
 from gtrace.kernels.counter import fill_uniform
-from gtrace.types import Expectation, Key
+from gtrace.types import Expectation, Key, State
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.codecs.parts import Values
-    from gtrace.types import State
 
 _SEED = struct.Struct("<I")
 #: the signs of NVIDIA's recipe for NVFP4 (Transformer Engine), before a Hadamard transform of 16 values

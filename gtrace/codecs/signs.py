@@ -15,14 +15,13 @@ from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Rounding
 from gtrace.codecs.scales import Magnitude, TwoMeans
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
-from gtrace.types import Expectation, SummarySpec
+from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.parts import Scaled, Values
     from gtrace.sketch import MomentSketch
-    from gtrace.types import State
 
 _SIGNSGD = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018"
 _SENDS = "The scale in float32 (none with scale=none), then a bit a value, 1 for negative. Zeros only: an empty body."

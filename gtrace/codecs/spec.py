@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from gtrace.codecs.base import parameter_fields
+from gtrace.codecs.base import Codec, parameter_fields
 from gtrace.coding.envelope import codec_number
 from gtrace.errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gtrace.codecs.base import Codec
 
 _REGISTRY: dict[str, type[Codec]] = {}
 _WRAPPERS: dict[str, type[Codec]] = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 import scipy as sp
 
-from gtrace.codecs.base import CodedBits, parameter
+from gtrace.codecs.base import CodedBits, EncodedPart, parameter
 from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.grids import LevelGrid, Stochastic
@@ -20,14 +20,12 @@ from gtrace.codecs.parts import FLOAT32_MAX, Parts, Scale, Scaled
 from gtrace.codecs.rotation import block_parameter, piece_lengths, rotated
 from gtrace.coding.huffman import CodedBlock
 from gtrace.errors import PayloadError, UsageError
-from gtrace.types import Expectation
+from gtrace.types import Expectation, Scope, State, SummarySpec
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.base import EncodedPart
     from gtrace.codecs.parts import Values
-    from gtrace.types import Scope, State, SummarySpec
 
 _SEED = struct.Struct("<I")
 

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from gtrace.buckets import as_values
+from gtrace.buckets import TensorSums, as_values
 from gtrace.codecs.base import Codec, CodedBits, checked_values
 from gtrace.codecs.engine import assembled
 from gtrace.codecs.memory import UNITS, Accumulated, Estimate, FadingResidual, MomentumSum
@@ -16,18 +16,16 @@ from gtrace.codecs.parts import Parts, common_multiple
 from gtrace.codecs.spec import register_wrapper
 from gtrace.coding.envelope import open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
-from gtrace.types import State
+from gtrace.types import State, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import ArrayLike
 
-    from gtrace.buckets import TensorSums
     from gtrace.codecs.base import EncodedPart, Pieces, Rounds
     from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
-    from gtrace.types import SummarySpec
 
 W = TypeVar("W", bound="type[Wrapper]")
 #: prefix of the names of the inner codec's arrays in the wrapper's state

@@ -22,26 +22,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gtrace
-from gtrace.codecs import codec, expecting
+from gtrace.codecs import Codec, codec, expecting
 from gtrace.codecs.plugins import load_plugin, origin_of, plugin_of, require_installed, source_digest
 from gtrace.errors import GtraceError, TraceError, UsageError
 from gtrace.sweep.engine import Gate
 from gtrace.sweep.fits import Allocation
-from gtrace.sweep.gradients import Gradients
-from gtrace.sweep.jobs import start_of
+from gtrace.sweep.gradients import Gradients, Kind
+from gtrace.sweep.jobs import Among, Block, Job, Settings, start_of
 from gtrace.sweep.replay import Replay
 from gtrace.sweep.schema import EXPECTATION
-from gtrace.trace import open_trace
+from gtrace.trace import Trace, open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distributed import Client, Future
-
-    from gtrace.codecs import Codec
-    from gtrace.sweep.gradients import Kind
-    from gtrace.sweep.jobs import Among, Block, Job, Settings
-    from gtrace.trace import Trace
 
 
 #: A rough guess at what a row costs: alone, for each element that is encoded, for each that is only summarized.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import TensorSums
+from gtrace.codecs import Codec, EncodedPart, TensorSums
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.metrics import Histogram, Reference, RunningComparison
-from gtrace.sweep.fits import piece_size
-from gtrace.sweep.jobs import Totals
+from gtrace.sweep.fits import Fits, Ready, RunningSums, piece_size
+from gtrace.sweep.jobs import Job, Totals
 from gtrace.sweep.level_draws import PartDraws, draws_in_parts
 from gtrace.sweep.limits import draw_obstacle
 from gtrace.sweep.rows import Drawn
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec, EncodedPart
-    from gtrace.sweep.fits import Fits, Ready, RunningSums
     from gtrace.sweep.gradients import Gradients
-    from gtrace.sweep.jobs import Job
     from gtrace.sweep.sources import Values
 
 #: Encodings that share a pass over a tensor in chunks; each holds a histogram of 8 MiB, and each step another.

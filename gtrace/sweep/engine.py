@@ -24,7 +24,7 @@ from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from gtrace.errors import GtraceError, TraceError
-from gtrace.sweep.jobs import Block, Job
+from gtrace.sweep.jobs import Block, Job, Settings
 from gtrace.sweep.replay import Replay, batches
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
-    from gtrace.sweep.jobs import Settings
     from gtrace.sweep.noise_cost import CostJobs
     from gtrace.trace import Trace
 

@@ -17,27 +17,23 @@ import numpy as np
 
 from gtrace.buckets import as_values
 from gtrace.codecs import Codec
-from gtrace.codecs.link import LinkOptions, PieceArrays, Sender, changed
+from gtrace.codecs.link import LinkOptions, PieceArrays, Sender, SentPiece, changed
 from gtrace.fitting.pooling import WINDOW, RunningPool, pooled
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch, SketchSet
-from gtrace.sweep.jobs import Fitting, start_of
+from gtrace.sweep.jobs import Among, Fitting, Job, Settings, start_of
 from gtrace.sweep.schema import EXPECTATION
-from gtrace.sweep.sources import Chunks
-from gtrace.types import Key
+from gtrace.sweep.sources import Chunks, Values
+from gtrace.types import Key, State, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.link import SentPiece
     from gtrace.sweep.gradients import Gradients
-    from gtrace.sweep.jobs import Among, Job, Settings
-    from gtrace.sweep.sources import Values
-    from gtrace.types import State, SummarySpec
 
 #: float64 values that the running sums of stateless codecs may hold for a tensor; further codecs are encoded again
 _HELD = 1 << 23

@@ -10,7 +10,7 @@ import numpy as np
 import scipy as sp
 
 import gtrace
-from gtrace.fitting.floats import candidates, scale_exponent
+from gtrace.fitting.floats import FloatFormat, ScaleRule, candidates, scale_exponent
 from gtrace.sweep.laws import follow_laws
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.fitting.floats import FloatFormat, ScaleRule
     from gtrace.fitting.magnitudes import Fit, Magnitudes
     from gtrace.trace import TensorInfo, Trace
 

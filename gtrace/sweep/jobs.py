@@ -7,14 +7,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from gtrace.fitting.pooling import WINDOW, poolable
-from gtrace.sweep.store import RowTable
+from gtrace.sweep.store import Row, RowTable
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from gtrace.codecs import Codec, TensorSums
     from gtrace.codecs.assignment import Coding
-    from gtrace.sweep.store import Row
     from gtrace.trace.rows import BlockSample
 
 

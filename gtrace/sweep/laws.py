@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.fitting.magnitudes import Fit
     from gtrace.trace import TensorInfo, Trace
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from gtrace.codecs.base import EncodedPart, checked_values
-from gtrace.codecs.level_sets import draws_together, judged_together
+from gtrace.codecs.base import Codec, CodedBits, EncodedPart, checked_values
+from gtrace.codecs.level_sets import Grids, LevelFit, draws_together, judged_together
 from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.kernels import drawing as _drawing
 from gtrace.kernels.compare import LANED, SUMS
 from gtrace.kernels.norms import LANES
-from gtrace.metrics import comparisons
+from gtrace.metrics import Comparison, Reference, RunningComparison, comparisons
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.base import Codec, CodedBits
     from gtrace.codecs.coders import SharedCode
     from gtrace.codecs.engine import Composed
     from gtrace.codecs.grids import LevelGrid
-    from gtrace.codecs.level_sets import Grids, LevelFit
     from gtrace.codecs.parts import Scaled
     from gtrace.codecs.scales import BucketNorm
-    from gtrace.metrics import Comparison, Reference, RunningComparison
 
 
 #: up to this many pairs of a value and its count are held at a time, 8 bytes each

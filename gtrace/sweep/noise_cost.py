@@ -29,8 +29,8 @@ from gtrace.noise.prediction import FEWEST, contrasts_of
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.gradient_noise import RANKS, STEPS, stream
-from gtrace.trace import OptimizerFacts
-from gtrace.types import Key
+from gtrace.trace import OptimizerFacts, TensorInfo, Trace
+from gtrace.types import Key, State, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Among, Detail
     from gtrace.sweep.store import SweepResult
-    from gtrace.trace import TensorInfo, Trace
-    from gtrace.types import State, SummarySpec
 
 #: what a detail of a tensor is about: the noise of its gradient, and of one codec
 SAMPLES, COST = "samples", "cost"

@@ -9,19 +9,17 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from gtrace.kernels._jit import cache_folder
-from gtrace.sweep.gradients import Gradients
+from gtrace.sweep.gradients import Gradients, Kind
 from gtrace.sweep.jobs import OVERHEAD
 from gtrace.sweep.limits import CHUNK
 from gtrace.sweep.run import run_sweep
-from gtrace.trace import open_trace
+from gtrace.trace import TensorInfo, Trace, open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.codecs.assignment import TableLike
-    from gtrace.sweep.gradients import Kind
     from gtrace.sweep.store import SweepResult
-    from gtrace.trace import TensorInfo, Trace
 
 #: One or two codecs of each family: fixed and fitted levels, sparsifiers, signs with memory, small floats, bf16.
 METHODS = "qsgdinf,nuqsgd,alq,zipml,topk:ratio=0.01,ef-signsgd,fp:e4m3,bf16"

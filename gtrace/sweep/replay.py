@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from gtrace.codecs import Codec, expecting, level_grid
-from gtrace.codecs.level_sets import LevelSets, judged_together, least_errors
+from gtrace.codecs.level_sets import Expectations, LevelFit, LevelSets, judged_together, least_errors
 from gtrace.errors import TraceError
 from gtrace.kernels.compare import add_values
 from gtrace.kernels.norms import power_sum
 from gtrace.metrics import Reference, relative
 from gtrace.noise import Noise
 from gtrace.sweep.draws import ChunkDraws, Draws, Window
-from gtrace.sweep.fits import Fits, Ready, RunningSums, StepSketches
+from gtrace.sweep.fits import Allocation, Fits, Ready, RunningSums, StepSketches
 from gtrace.sweep.gradient_noise import NOISE
-from gtrace.sweep.gradients import energy_in_pieces
-from gtrace.sweep.jobs import Block, Fitting, Totals
+from gtrace.sweep.gradients import Gradients, energy_in_pieces
+from gtrace.sweep.jobs import Block, Fitting, Job, Settings, Timing, Totals, Wanted
 from gtrace.sweep.level_draws import LevelDraws
 from gtrace.sweep.rows import (
     complete,
@@ -41,21 +41,15 @@ from gtrace.sweep.rows import (
 )
 from gtrace.sweep.schema import EXPECTATION, NONFINITE
 from gtrace.sweep.sources import Sample, Seen, Values, source_of
-from gtrace.sweep.store import RowTable
-from gtrace.types import WHOLE_MODEL
+from gtrace.sweep.store import Row, RowTable
+from gtrace.types import WHOLE_MODEL, Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.level_sets import Expectations, LevelFit
     from gtrace.sketch import MomentSketch, SketchSet
-    from gtrace.sweep.fits import Allocation
-    from gtrace.sweep.gradients import Gradients
-    from gtrace.sweep.jobs import Job, Settings, Timing, Wanted
-    from gtrace.sweep.store import Row
-    from gtrace.types import Expectation, State, SummarySpec
 
 OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"
 #: entry in the table of times for time that several codecs share

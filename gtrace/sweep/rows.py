@@ -9,29 +9,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import level_grid
+from gtrace.codecs import Codec, level_grid
 from gtrace.codecs.grids import LeastVariance
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.fitting import alq_levels
-from gtrace.metrics import COMPARED, ratio, relative, snr_db
-from gtrace.noise import noise_ratio
+from gtrace.metrics import COMPARED, Comparison, ratio, relative, snr_db
+from gtrace.noise import Noise, noise_ratio
 from gtrace.sweep.schema import EXPECTATION
-from gtrace.types import Expectation
+from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
     from gtrace.codecs.base import CodedBits
     from gtrace.codecs.level_sets import Expectations, LevelSets
-    from gtrace.metrics import Comparison
-    from gtrace.noise import Noise
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.level_draws import DrawnSets
     from gtrace.sweep.store import Row
-    from gtrace.types import State, SummarySpec
 
 
 #: relative uncertainty of a Wasserstein distance above which the row says so

@@ -28,13 +28,13 @@ from gtrace.codecs import (
     parse_spec,
     split_specs,
 )
-from gtrace.codecs.assignment import CodecTable, HasTable, coding_of
+from gtrace.codecs.assignment import CodecTable, Coding, HasTable, TableLike, coding_of
 from gtrace.codecs.plugins import package_versions
 from gtrace.errors import UsageError, suggest
 from gtrace.runlog import versions
 from gtrace.sweep.engine import Workers, run_jobs
 from gtrace.sweep.fits import Allocation
-from gtrace.sweep.gradients import Gradients
+from gtrace.sweep.gradients import Gradients, Kind
 from gtrace.sweep.jobs import LEFT_OUT, Block, Job, Nonfinite, Refit, Settings, any_burst, gaps_line, windows_of
 from gtrace.sweep.limits import CHUNK, Limits, sample_of
 from gtrace.sweep.noise_cost import CostJobs
@@ -42,7 +42,7 @@ from gtrace.sweep.replay import has_optimum
 from gtrace.sweep.rows import identity
 from gtrace.sweep.schema import EXPECTATION, OF_CODEC
 from gtrace.sweep.store import ResultStore, SweepResult
-from gtrace.trace import open_trace
+from gtrace.trace import TensorInfo, Trace, open_trace
 from gtrace.trace.choose import part_of
 from gtrace.types import WHOLE_MODEL, Scope
 
@@ -52,10 +52,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-    from gtrace.codecs.assignment import Coding, TableLike
-    from gtrace.sweep.gradients import Kind
     from gtrace.sweep.jobs import Among, Name
-    from gtrace.trace import TensorInfo, Trace
 
 #: the steps of tensors that have rows in a store: (tensor, step, codec, draw) -> steps in the window that ends there
 Done = dict[tuple[str, int, str, int], "int | None"]

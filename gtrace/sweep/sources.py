@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import expecting
+from gtrace.codecs import Codec, expecting
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.metrics import Reference, ratio, relative, snr_db
 from gtrace.sketch import MomentSketch
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job, Totals
     from gtrace.sweep.store import Row

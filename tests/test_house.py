@@ -9,16 +9,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 260,
-    "lines": 77_935,
-    "functions of one statement": 1_201,
+    "files": 246,
+    "lines": 75_984,
+    "functions of one statement": 1_199,
     "of these below 100 lines, codecs and commands aside": 0,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 199,
+    "imports inside functions": 188,
     "cycles inside packages": 0,
     "class names used twice": 0,
-    "definitions of encode and decode in codecs": 9,
+    "definitions of encode and decode in codecs": 8,
     # codecs/link.py, and codecs/wrappers.py, whose codecs hand every call to the one inside.
     "modules that loop over fit, encode and update": 2,
 }

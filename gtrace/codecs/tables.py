@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -166,12 +166,12 @@ class CodeMeans(Scale):
 
     whole_tensor = True
 
-    #: values in parts, and their number -> the greatest values of all codes but the last, float64[255], ascending
-    ends: Callable[[Iterator[Values], int], NDArray[np.floating[Any]]]
+    #: values in parts, and their number -> the greatest values of all codes but the last, float32[255], ascending
+    ends: Callable[[Iterator[Values], int], Values]
 
     def whole(self, size: int, parts: Callable[[], Iterator[Values]], sums: Callable[[], TensorSums]) -> Arrays:
         """The means, and the ``ends`` of codes."""
-        ends = np.clip(self.ends(parts(), size), -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
+        ends = self.ends(parts(), size)
         totals, counts = np.zeros(_CODES), np.zeros(_CODES, np.int64)
         for x in parts():
             _elementwise.add_by_code(x, _coded(x, ends), totals, counts)
@@ -201,17 +201,20 @@ def _coded(x: Values, ends: Values) -> NDArray[np.uint16]:
     return codes
 
 
-def _equal_steps(parts: Iterator[Values], size: int) -> NDArray[np.floating[Any]]:
+def _equal_steps(parts: Iterator[Values], size: int) -> Values:
     """Code c for 256 (x - mean) / (6 sigma) within a half of c - 128; the first and the last code take the rest."""
     _, mean, square = spread(parts)
     step = _SPAN / _CODES * math.sqrt(square / max(1, size - 1))
-    return mean + step * (np.arange(_CODES - 1) - (_CODES - 1) / 2)
+    ends = np.clip(mean + step * (np.arange(_CODES - 1) - (_CODES - 1) / 2), -FLOAT32_MAX, FLOAT32_MAX)
+    # What float32 has below an end is what float64 has below it.
+    short = ends.astype(np.float32)
+    return np.where(short > ends, np.nextafter(short, np.float32(-np.inf)), short)
 
 
-def _quantiles(parts: Iterator[Values], size: int) -> NDArray[np.floating[Any]]:
+def _quantiles(parts: Iterator[Values], size: int) -> Values:
     """The quantiles k / 256; of a large tensor, quantiles of its portions' quantiles."""
     if not size:
-        return np.zeros(_CODES - 1)
+        return np.zeros(_CODES - 1, np.float32)
     at = np.linspace(0.0, 1.0, _CODES + 1, dtype=np.float32)
     portions, rest = divmod(size, _PORTION)
     # Portions of nearly one length.
@@ -219,7 +222,7 @@ def _quantiles(parts: Iterator[Values], size: int) -> NDArray[np.floating[Any]]:
     # Of sorted values the quantiles are found in less time than it takes to sort them.
     sorted_portions = (ascending(portion).astype(np.float64) for (portion,) in Blocks.of(zip(parts), length))
     found = np.array([np.quantile(portion, at) for portion in sorted_portions], np.float32)
-    return np.quantile(found.astype(np.float64), at)[1:-1]
+    return np.quantile(found.astype(np.float64), at)[1:-1].astype(np.float32)
 
 
 @dataclass(frozen=True)

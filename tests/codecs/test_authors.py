@@ -76,6 +76,17 @@ def test_what_is_expected_of_any_rotated_values_happens(spec, size):
             assert found[0].coded.huffman == pytest.approx(expected.bits_huffman, abs=0.02)
 
 
+@pytest.mark.parametrize(("size", "seed"), [(0, 0), (1, 0), (1000, 1), (100_001, 2), (3_000_000, 0)])
+def test_uniform8_rounds_to_the_nearest_of_its_steps(size, seed):
+    """A value at an end between two codes, which float32 does not hold, has the code that float64 gives it."""
+    x = (1e-3 * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
+    away = x - np.mean(x, dtype=np.float64) if size else x
+    step = 6 * np.sqrt(away @ away / max(1, size - 1)) / 256
+    code = np.clip(np.rint(away / step if step else away), -128, 127).astype(int) + 128
+    mean = np.bincount(code, x, 256) / np.maximum(1, np.bincount(code, minlength=256))
+    np.testing.assert_array_equal(once(gtrace.codec("uniform8"), x), mean.astype(np.float32)[code])
+
+
 @pytest.mark.parametrize("name", ["nf4", "fp4", "dynamic8"])
 def test_tables_are_those_of_bitsandbytes(name):
     table = floats(GOLDEN["bitsandbytes"][name])

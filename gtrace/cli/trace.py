@@ -106,21 +106,21 @@ def _check_summary(report: CheckReport) -> str:
 
 
 def _fault_lines(faults: Sequence[Fault]) -> list[str]:
-    """One line for each fault, and one for all steps of a tensor that share a chunk, whose messages are alike."""
+    """One line for each fault, and one for all steps of a tensor that share a chunk, whose messages are the same."""
     lines = []
 
     def cause(fault: Fault) -> tuple[str, str | None, str]:
         return fault.stream, fault.tensor, fault.what.replace(f"step {fault.step}", "")
 
     for (stream, tensor, _), group in groupby(faults, key=cause):
-        alike = list(group)
+        same = list(group)
         if tensor is None:
-            lines += [fault.what for fault in alike]
-        elif len(alike) == 1:
-            lines.append(f"{stream}, tensor '{printable(tensor)}', step {alike[0].step}: {alike[0].what}")
+            lines += [fault.what for fault in same]
+        elif len(same) == 1:
+            lines.append(f"{stream}, tensor '{printable(tensor)}', step {same[0].step}: {same[0].what}")
         else:
-            steps = f"{len(alike)} steps from {alike[0].step} to {alike[-1].step}"
-            lines.append(f"{stream}, tensor '{printable(tensor)}', {steps}: {alike[0].what}")
+            steps = f"{len(same)} steps from {same[0].step} to {same[-1].step}"
+            lines.append(f"{stream}, tensor '{printable(tensor)}', {steps}: {same[0].what}")
     return lines
 
 

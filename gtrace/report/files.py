@@ -81,7 +81,7 @@ def write_html(
         runs: run logs, or their records.
         traces: traces to list the contents of.
         title: heading of the page.
-        force: replace what stands there.
+        force: replace what is there.
 
     Returns:
         ``path``.

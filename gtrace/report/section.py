@@ -23,7 +23,7 @@ Mark = Literal["", "best", "quiet", "missing"]
 Place: TypeAlias = Literal["first", "choose", "layers", "training", "network", "safety", "details"]
 #: the places in their order
 PLACES: tuple[Place, ...] = get_args(Place)
-#: Stands in the column of Pareto-optimal configurations.
+#: The mark of Pareto-optimal configurations.
 PARETO = "★"
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Cell:
         text: what it says.
         detail: a smaller second line.
         mark: ``best`` of its column, ``quiet`` beside the others, or ``missing``.
-        hint: the reason for what stands here, for a tooltip.
+        hint: the reason for what is here, for a tooltip.
     """
 
     text: str

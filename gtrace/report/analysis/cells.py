@@ -333,7 +333,7 @@ def _of_cells(
     column = {step: k for k, step in enumerate(steps.tolist())}
     for (tensor, step, what), found in result.details.items():
         if what == NOISE and step in column:
-            # The whole model stands before all tensors, where it is not one itself.
+            # The whole model comes before all tensors, where it is not one itself.
             k = place.get(row.get(tensor, 0) + column[step])
             if k is not None and (tensor in row or tensor == WHOLE_MODEL):
                 out[k] = found[name]

@@ -400,12 +400,12 @@ class RunPool:
 
 
 def pool_runs(logs: Sequence[RunLogAnalysis]) -> tuple[RunPool, ...]:
-    """Run logs of the same task, number of workers and kind put together; those that stand alone are left out."""
-    alike: dict[tuple[str, int, str, bool], list[RunLogAnalysis]] = {}
+    """Run logs of the same task, number of workers and kind put together; those that are alone are left out."""
+    groups: dict[tuple[str, int, str, bool], list[RunLogAnalysis]] = {}
     for log in logs:
-        alike.setdefault((log.task, log.workers, log.averaged, log.neural), []).append(log)
+        groups.setdefault((log.task, log.workers, log.averaged, log.neural), []).append(log)
     pools = []
-    for (task, workers, averaged, neural), found in alike.items():
+    for (task, workers, averaged, neural), found in groups.items():
         if len(found) < 2:
             continue
         runs = [run for log in found for run in log.runs]

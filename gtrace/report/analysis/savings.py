@@ -188,10 +188,10 @@ def savings_of_runs(log: RunLogAnalysis, cluster: Cluster) -> Savings | None:
     world, exchange = log.study.get("world_size"), log.study.get("exchange")
     found, seconds = [], {}
     for spec in dict.fromkeys(run.spec for run in runs):
-        alike = [run for run in runs if run.spec == spec]
-        bits = float(np.mean([32 / run.ratio for run in alike]))
-        variance = known_mean(np.array([run.mean_relative_variance for run in alike]))
-        spent = known_mean(np.array([run.ranks.codec_seconds for run in alike if run.ranks is not None]))
+        own = [run for run in runs if run.spec == spec]
+        bits = float(np.mean([32 / run.ratio for run in own]))
+        variance = known_mean(np.array([run.mean_relative_variance for run in own]))
+        spent = known_mean(np.array([run.ranks.codec_seconds for run in own if run.ranks is not None]))
         if world == cluster.ranks and math.isfinite(spent):
             seconds[spec, exchange] = spent
         found.append((SentCodec(spec, method_of(spec), spec, bits, variance, True), bits))

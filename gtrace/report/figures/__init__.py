@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gtrace.report.figures import style as style
     from gtrace.report.figures import sweep as sweep
 
-#: Every figure there is. In a trace's report the kind of gradient stands before the name, and with several inputs of
+#: Every figure there is. In a trace's report the kind of gradient comes before the name, and with several inputs of
 #: one sort the input's name does.
 FIGURES = (
     # of a sweep

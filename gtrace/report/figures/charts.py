@@ -168,7 +168,7 @@ _MARKED = 12
 def draw_chart(chart: Chart) -> Figure:
     """A matplotlib figure of a chart; curves of the same name look the same in all panels.
 
-    A name's look is fixed by its first appearance. One legend stands beside the panels.
+    A name's look is fixed by its first appearance. One legend is beside the panels.
     """
     methods: dict[str, str] = {}
     for curve in (curve for panel in chart.panels for curve in panel.curves):
@@ -232,7 +232,7 @@ def _curves(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
 
 def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
     categories = list(dict.fromkeys(name for curve in panel.curves for name in curve.x))
-    # Curves that share no category stand on it, not beside each other.
+    # Curves that share no category are placed on it, not beside each other.
     alone = sum(len(curve.x) for curve in panel.curves) == len(categories)
     width = 0.8 / (1 if alone else max(1, len(panel.curves)))
     if panel.log_y:

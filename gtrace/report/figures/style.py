@@ -161,7 +161,7 @@ class Look:
 def look(method: str, variant: int = 0) -> Look:
     """The look of a method, always the same; further families of one method (``variant``) differ in marker and dashes.
 
-    After ``@`` stands the policy that chose its bits. An unknown method gets a look of its own from its name. One with
+    After ``@`` comes the policy that chose its bits. An unknown method gets a look of its own from its name. One with
     a prefix, e.g. ``ef:topk``, looks like the codec inside with its markers filled in part.
     """
     around, _, name = method.rpartition(":")
@@ -175,9 +175,9 @@ def look(method: str, variant: int = 0) -> Look:
         marker, dash = _MARKERS[digest[1] % len(_MARKERS)], "-"
     if variant:
         # Markers that no other method of this colour has, each method beginning at another one.
-        alike = [own for own, (hue, _, _) in _METHODS.items() if hue == colour]
-        free = [m for m in _MARKERS if all((colour, m) != _METHODS[own][:2] for own in alike)]
-        first = 2 * alike.index(name) if name in alike else 0
+        same = [own for own, (hue, _, _) in _METHODS.items() if hue == colour]
+        free = [m for m in _MARKERS if all((colour, m) != _METHODS[own][:2] for own in same)]
+        first = 2 * same.index(name) if name in same else 0
         marker = free[(first + variant - 1) % len(free)]
         dash = _DASHES[(_DASHES.index(dash) + variant) % len(_DASHES)]
     if around:

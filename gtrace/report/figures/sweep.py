@@ -227,7 +227,7 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
 def row_names(tensors: Sequence[str]) -> list[tuple[float, str]]:
     """Centre of what is named, in rows, and the name, at most :data:`MOST_NAMED` or so, in the order of rows.
 
-    Many tensors are named by the block that they stand in a row of (``layers.3`` for all between
+    Many tensors are named by the block that they are in (``layers.3`` for all between
     ``layers.3.norm.bias`` and ``layers.3.fc.weight``); where blocks are no fewer, every few tensors have a name.
     """
     shown = [literal(name) for name in tensors]
@@ -243,7 +243,7 @@ def row_names(tensors: Sequence[str]) -> list[tuple[float, str]]:
 
 
 def _blocks(names: Sequence[str], depth: int) -> list[tuple[float, str]]:
-    """Centre and name of each run of names that are alike up to their ``depth``-th number."""
+    """Centre and name of each run of names that are the same up to their ``depth``-th number."""
     found, start = [], 0
     for block, members in groupby(names, lambda name: _block(name, depth)):
         size = len(list(members))

@@ -52,7 +52,7 @@ def draw(report: Report, name: str) -> Figure:
 
     Args:
         report: as ``load_report`` and ``make_report`` return it.
-        name: one of :func:`figure_names`; what stands before the figure's own name there may be left out
+        name: one of :func:`figure_names`; what comes before the figure's own name there may be left out
             where one figure alone is meant (``distribution`` for ``weight-distribution``).
 
     Raises:

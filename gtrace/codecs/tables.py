@@ -208,7 +208,7 @@ def _equal_steps(parts: Iterator[Values], size: int) -> Values:
     ends = np.clip(mean + step * (np.arange(_CODES - 1) - (_CODES - 1) / 2), -FLOAT32_MAX, FLOAT32_MAX)
     # What float32 has below an end is what float64 has below it.
     short = ends.astype(np.float32)
-    return np.where(short > ends, np.nextafter(short, np.float32(-np.inf)), short)
+    return np.where(short > ends, np.nextafter(short, -FLOAT32_MAX), short)
 
 
 def _quantiles(parts: Iterator[Values], size: int) -> Values:

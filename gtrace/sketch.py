@@ -54,7 +54,7 @@ COUNTED |= dict.fromkeys(("zero_weight", "clip_error", "exact_energy"), 1)
 _COLUMNS = {name: place for place, name in enumerate(COUNTED)}
 #: those that kernels.sketching counts, in its order
 _MEASURED = ("zeros", "zero_weight", "size", "buckets", "dead", "exact", "exact_energy", "exact_zeros")
-#: level sets whose expectations a sketch remembers
+#: results that a sketch remembers
 _MOST_KNOWN = 2048
 
 
@@ -498,7 +498,9 @@ class SketchSet(_Remembering):
 
     def __getitem__(self, place: int) -> MomentSketch:
         """The sketch of one tensor; a change to its arrays changes these."""
-        if place not in self._known:
+        # Apart from results, which are forgotten when there are many.
+        singles: dict[int, MomentSketch] = self.remember("singles", dict)
+        if place not in singles:
             own = slice(*self.starts[place : place + 2])
             counted = dict(zip(COUNTED, self.counts[place].tolist(), strict=True))
             whole = {name: int(value) for name, value in counted.items() if not COUNTED[name] and value.is_integer()}
@@ -516,9 +518,8 @@ class SketchSet(_Remembering):
             fits = {key: [each[[place]] for each in known] for key, known in self._known.items() if type(key) is tuple}
             if fits:
                 sketch.alone._known.update(fits)
-            self._known[place] = sketch
-        found: MomentSketch = self._known[place]
-        return found
+            singles[place] = sketch
+        return singles[place]
 
     def counted(self, *names: str) -> NDArray[np.float64]:
         """float64[tensors, names], some of the attributes in :data:`COUNTED`."""

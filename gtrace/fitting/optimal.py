@@ -111,8 +111,7 @@ def optimal_level_sets(sketches: SketchSet, counts: Iterable[int]) -> list[tuple
         last = sketches.starts[1:][np.diff(sketches.starts) > 0] - 1
         _check_reach(bins.lower[last] + bins.sums[last, 1] / bins.sums[last, 0], 0.0, 1.0)
         levels, sizes = np.zeros((len(sketches), wanted.sum())), np.empty((len(sketches), wanted.size), np.int64)
-        few, per_level = _kernels.FEW, _kernels.CELLS_PER_LEVEL
-        _kernels.search_bins(*bins[:3], sketches.starts, wanted, few, per_level, levels, sizes)
+        _kernels.search_bins(*bins[:3], sketches.starts, wanted, levels, sizes)
         sets = np.split(levels, np.cumsum(wanted)[:-1], axis=1)
         found = {count: (sets[k], sizes[:, k]) for k, count in enumerate(wanted.tolist())}
         return [found[count] for _, count in missing]

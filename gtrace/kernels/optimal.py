@@ -780,8 +780,6 @@ def search_bins(
     sums: Floats,
     starts: Ints,
     counts: Ints,
-    few: int,
-    per_level: int,
     levels: Floats,
     sizes: Ints,
 ) -> None:
@@ -793,7 +791,6 @@ def search_bins(
         lower, upper, sums: bins of all sketches, end to end.
         starts: int64[sketches + 1], where those of each begin.
         counts: int64[c], ascending numbers of levels.
-        few, per_level: as for :func:`search_sets`.
         levels: float64[sketches, sum of counts], overwritten: the sets of each sketch end to end, as far as they have
             levels.
         sizes: int64[sketches, c], overwritten: how many levels each set has.
@@ -832,7 +829,7 @@ def search_bins(
                 left += 1
             at += counts[c]
         if left:
-            search_sets(x[:kept], w[:kept], 0.0, 1.0, rest[:left], few, per_level, places, found, costs)
+            search_sets(x[:kept], w[:kept], 0.0, 1.0, rest[:left], FEW, CELLS_PER_LEVEL, places, found, costs)
         at = from_place = taken = 0
         for c in range(counts.size):
             if sizes[t, c] > counts[c]:

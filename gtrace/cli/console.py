@@ -161,17 +161,21 @@ def work_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
         yield None
         return
 
-    begun = last = time.monotonic()
+    last, begun, first = time.monotonic(), 0.0, 0
     # Drawn only when it is updated: a thread that draws it would forbid a sweep to fork.
     bar = _bar(what, "{task.description}", auto_refresh=False) if _draws() else None
 
     def update(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal last, begun, first
         now = time.monotonic()
-        # The mean since the beginning: it is weighted by cost, so that the time left does not jump.
-        rate = max(done, 1) / max(now - begun, 1e-3)
-        amounts = f"{rate_text(done, '', 3)} of {rate_text(total, '', 3)} values"
-        said = f"{amounts}, {rate_text(rate, 'values/s', 2)}, {(total - done) / rate:.0f} s left"
+        said = f"{rate_text(done, '', 3)} of {rate_text(total, '', 3)} values"
+        if not begun:
+            # What comes first may have waited for kernels to be compiled.
+            begun, first = now, done
+        else:
+            # The mean since then: it is weighted by cost, so that the time left does not jump.
+            rate = max(done - first, 1) / max(now - begun, 1e-3)
+            said += f", {rate_text(rate, 'values/s', 2)}, {(total - done) / rate:.0f} s left"
         if bar is not None and (now - last >= _A_BAR_EVERY or done == total):
             last = now
             bar.update(bar.task_ids[0], completed=done, total=total, description=said, refresh=True)

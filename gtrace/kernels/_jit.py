@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import logging
 import os
 from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +36,9 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _POLICY: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 #: nor helpers from Python
 _HELPER: Any = {**_POLICY, "no_cpython_wrapper": True}
+#: A process says that it compiles when it comes to this kernel or helper, after a second or two. A first sweep has 200.
+_MANY = 20
+_compiled, _log = count(1), logging.getLogger(__name__)
 
 
 @cache
@@ -97,6 +102,8 @@ def _whole(dispatcher: Any) -> Iterator[None]:
 
     The compiler makes millions of objects and no garbage worth collecting; looking for it takes a quarter of the time.
     """
+    if next(_compiled) == _MANY:
+        _log.warning("gtrace: compiling kernels, once on this machine: up to a minute")
     context = dispatcher.targetctx
     codegen, collects = context.codegen(), gc.isenabled()
     set_env = codegen.set_env

@@ -1,8 +1,11 @@
 """Kernels that come from the cache of compiled code."""
 
+import itertools
 import os
 import subprocess
 import sys
+
+from gtrace.kernels import _jit
 
 KERNELS = """
 import numpy as np
@@ -48,3 +51,10 @@ def test_a_kernel_from_the_cache_does_what_it_did_when_it_was_compiled(tmp_path)
     assert warm.stdout == cold.stdout != ""
     # Only a process that compiles loads what compiling needs.
     assert (cold.stderr, warm.stderr) == ("False True\n", "True False\n")
+
+
+def test_a_process_that_compiles_for_long_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(_jit, "_compiled", itertools.count(_jit._MANY - 1))
+    for factor in range(3):
+        _jit._dispatcher(lambda x, factor=factor: factor * x)(2)
+    assert caplog.messages == ["gtrace: compiling kernels, once on this machine: up to a minute"]

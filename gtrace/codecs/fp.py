@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
+from gtrace.buckets import TensorSums
 from gtrace.codecs.base import (
     CodedBits,
     EncodedPart,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.base import Pieces
     from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
 
@@ -315,17 +317,22 @@ class Fp(Composed):
 
     @property
     def part_multiple(self) -> int | None:
-        """A block, if blocks have scales of their own; otherwise 1.
+        """A block, if blocks have scales of their own; otherwise 1."""
+        return self.block or 1
 
-        None for float8 scales, which need a scale of the whole tensor.
-        """
-        return None if self.scale == "e4m3" else self.block or 1
+    def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
+        """Store the tensor's ``largest`` magnitude, if the scales of its blocks are in units of it."""
+        if self.scale != "e4m3":
+            return state
+        found = TensorSums.of(x for _, x in pieces()) if sums is None else sums
+        return state.with_arrays(largest=found.norm("linf"))
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """Round the part as :meth:`encode` does; one scale for all counts with the first part."""
+        """Round the part as :meth:`encode` does; a scale of the whole tensor counts with the first part."""
         head, block, codes = self._rounded(state, values, key, start)
         form = self.format_of(state)
-        bits = 0 if start and self.block is None else 8 * len(head)
+        again = start and (self.block is None or self.scale == "e4m3")
+        bits = 8 * (len(head) - (_SCALE.size if again else 0))
         decoded = form.decode_blocks(codes, block, self._scales(head))
         return EncodedPart(decoded, bits, tallies=_signed_tally(codes, form.bits))
 
@@ -442,7 +449,7 @@ class Fp(Composed):
     def _head(self, state: State, form: FloatFormat, x: Values) -> tuple[bytes, int]:
         """The scales as sent, and the number of values per scale."""
         if self.block is not None:
-            return measure_scales(self._block_scale, form, x, self.block), self.block
+            return measure_scales(self._block_scale, form, x, self.block, state.arrays.get("largest")), self.block
         return _SCALE.pack(2.0 ** -self.scale_of(state)), max(1, x.size)
 
     def _scales(self, head: bytes | memoryview) -> NDArray[np.float64]:
@@ -473,8 +480,10 @@ def _signed_tally(codes: NDArray[np.uint16], bits: int) -> NDArray[np.int64]:
     return tallies
 
 
-def measure_scales(kind: BlockScale, form: FloatFormat, x: Values, block: int) -> bytes:
-    """The scales of float32[n] as bytes.
+def measure_scales(
+    kind: BlockScale, form: FloatFormat, x: Values, block: int, whole: NDArray[np.float32] | None = None
+) -> bytes:
+    """The scales of float32[n] as bytes; ``whole`` is the largest magnitude of the tensor that it is a part of.
 
     ``floor``: 2^(floor(log2 amax) - emax), as in OCP's standard; the largest values may saturate. ``ceil``: the same
     with log2 rounded up. ``even``: amax first rounded to the elements' mantissa. ``rceil``: the power of two from
@@ -489,7 +498,7 @@ def measure_scales(kind: BlockScale, form: FloatFormat, x: Values, block: int) -
     if not _norms.bucket_scales(x, block, _norms.LINF, largest):
         check_finite(x)
     if kind == "e4m3":
-        amax = largest.max(initial=np.float32(0.0))
+        amax = largest.max(initial=np.float32(0.0)) if whole is None else whole[0]
         with np.errstate(over="ignore"):
             encode = min(np.float32(_E4M3.max * form.max) / amax, _LARGEST) if amax else np.float32(1.0)
             ratios = largest / np.float32(form.max) * encode

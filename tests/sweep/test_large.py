@@ -61,7 +61,7 @@ def test_expectations_from_chunks_are_those_of_the_whole(trace, monkeypatch):
 
 
 def test_what_needs_all_values_has_them_up_to_four_chunks(trace):
-    codecs = ["fp:nvfp4", "dropping:sample=0.1", "qsgd:bucket_size=100", "randomk:ratio=0.1"]
+    codecs = ["dgc:clip=2", "dropping:sample=0.1", "qsgd:bucket_size=100", "randomk:ratio=0.1"]
     whole = gtrace.run_sweep(trace, codecs, tensors=["medium", "small"], jobs=1)
     found = gtrace.run_sweep(trace, codecs, tensors=["medium", "small"], jobs=2, chunk=CHUNK)
     assert rows_of(found) == rows_of(whole)

@@ -27,7 +27,7 @@ SPECS = [
 
 
 #: what has to see all values at once
-NOT_IN_PARTS = ("randomk", "fp:nvfp4", "fp:e3m2,block=48")
+NOT_IN_PARTS = ("randomk", "fp:e3m2,block=48")
 NOT_IN_PARTS += ("eden", "int8")
 #: codecs with memory, those that choose values among all, and those that turn them
 _OF_ALL_VALUES = """
@@ -36,6 +36,7 @@ signum  onebit:bucket_size=256  ef:qsgd:bucket_size=256  ef:topk:ratio=0.02  ef:
 ef:minmax  ef:memory_bits=8:intn  adacomp  adacomp:bin_size=300  accumulate:mcgq:amount=0.1  dropping:ratio=0.05
 ef:terngrad:clip=2.5,bucket_size=256  ef:alq:bits=3,bucket_size=none,clip=2
 ef:signsgd  ef21:topk:ratio=0.1  ef21:momentum=0.5:signsgd  momentum:signsgd  accumulate:topk
+rotate:block=16,signs=fixed:fp:nvfp4,rounding=stochastic  ef:fp:nvfp4
 rotate:block=64:topk  rotate:block=64:qsgd:bucket_size=256  ef:rotate:block=64:alq:bucket_size=256
 """
 OF_ALL_VALUES = _OF_ALL_VALUES.split()
@@ -98,7 +99,7 @@ def test_every_codec_draws_the_same_in_chunks(trace):
 
 def test_what_cannot_be_split_is_named_with_its_reason(trace):
     specs = [
-        "fp:nvfp4",
+        "dgc:clip=2",
         "ef:dropping:sample=0.1",
         "qsgd:bits=3,bucket_size=100",
         "fp:e3m2,block=48",
@@ -107,7 +108,7 @@ def test_what_cannot_be_split_is_named_with_its_reason(trace):
     assert set(found["method"]) == {"qsgdinf"}
     lines = "\n".join(found.warnings)
     for name, why in (
-        ("fp, ef:dropping", "needs all values at once"),
+        ("dgc, ef:dropping", "needs all values at once"),
         ("qsgd", "has buckets of 100, which do not divide the chunk"),
         ("fp", "has blocks of 48, which do not divide the chunk"),
     ):

@@ -181,7 +181,7 @@ class PowerSgd(Composed):
 
 def _normal(shape: tuple[int, ...], key: tuple[int, int]) -> Values:
     random = np.empty((2, *shape), np.uint32)
-    _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), random.reshape(-1))
+    _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), 0, random.reshape(-1))
     u = (random + 0.5) / 2.0**32
     return (np.sqrt(-2 * np.log(u[0])) * np.cos(2 * math.pi * u[1])).astype(np.float32)
 

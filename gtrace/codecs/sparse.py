@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import struct
 from abc import abstractmethod
@@ -35,7 +34,7 @@ from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.types import Expectation, Key, State, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -73,9 +72,38 @@ class Kept(NamedTuple):
     values: Values
     size: int
 
+    @classmethod
+    def of(cls, pieces: Pieces, size: int, found: Callable[[Values, int], NDArray[np.int64]]) -> Kept:
+        """The values of a tensor in pieces at the positions that are found in each, given values and its start."""
+        start, places, values = 0, [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+        for _, x in pieces():
+            positions = found(x, start)
+            places.append(start + positions)
+            values.append(x[positions])
+            start += x.size
+        return cls(np.concatenate(places), np.concatenate(values), size)
+
 
 @dataclass(frozen=True)
-class Largest(FixedGrid):
+class Choice(FixedGrid):
+    """Zero, and some of the values."""
+
+    @abstractmethod
+    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Any:
+        """The symbols of a tensor of ``size`` values in pieces; held are a piece and what is chosen."""
+
+    def arrived(self, symbols: Any, size: int) -> Kept:
+        """The values that symbols mean."""
+        return cast("Kept", symbols)
+
+    def values(self, symbols: Any, scales: Values, bucket: int, size: int) -> Values:
+        out, found = np.zeros(size, np.float32), self.arrived(symbols, size)
+        out[found.positions] = found.values
+        return out
+
+
+@dataclass(frozen=True)
+class Largest(Choice):
     """Zero, and the k largest magnitudes as they are."""
 
     unbiased = False
@@ -92,33 +120,13 @@ class Largest(FixedGrid):
         """The choice at the step of a memory that counts steps."""
         return self
 
-    def over(self, pieces: Iterator[tuple[State, Values]], size: int) -> Kept:
-        """The choice from a tensor of ``size`` values that arrives in pieces: never holds many more than it takes."""
-        count, limit, start = kept(self.ratio, size), np.uint32(0), 0
-        places, values, most = [np.empty(0, np.int64)], [np.empty(0, np.float32)], 2 * count + BLOCK
-        for _, x in pieces:
-            # Without ties, of equal magnitudes those before come first.
-            found = np.flatnonzero(magnitudes(x) >= limit + (not self.ties)) if limit else np.arange(x.size)
-            places.append(start + found)
-            values.append(x[found])
-            start += x.size
-            if sum(map(len, values)) > most or start == size:
-                place, value = np.concatenate(places), np.concatenate(values)
-                ranks = magnitudes(value)
-                best = largest(ranks, count)
-                limit = ranks[best].min() if best.size == count else limit
-                best = np.flatnonzero(ranks >= max(limit, _LEAST)) if self.ties else best
-                places, values = [place[best]], [value[best]]
-        return Kept(places[0], values[0], size)
+    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
+        """With ties, all values as large as the least one are chosen, but no zeros."""
+        return largest_of((x for _, x in pieces()), kept(self.ratio, size), size, magnitudes, ties=self.ties)
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
         positions = self.at(state).positions(v.x)
         return Kept(positions, v.x[positions], v.x.size)
-
-    def values(self, symbols: Kept, scales: Values, bucket: int, size: int) -> Values:
-        out = np.zeros(size, np.float32)
-        out[symbols.positions] = symbols.values
-        return out
 
 
 @dataclass(frozen=True)
@@ -133,16 +141,12 @@ class LargestOfChunks(Largest):
     def part_multiple(self) -> int | None:
         return self.chunk or 1
 
-    def over(self, pieces: Iterator[tuple[State, Values]], size: int) -> Kept:
-        if self.chunk is None:
-            return super().over(pieces, size)
-        start, places, values = 0, [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-        for _, x in pieces:
-            found = self.positions(x)
-            places.append(start + found)
-            values.append(x[found])
-            start += x.size
-        return Kept(np.concatenate(places), np.concatenate(values), size)
+    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
+        return (
+            super().over(pieces, size, key)
+            if self.chunk is None
+            else Kept.of(pieces, size, lambda x, _: self.positions(x))
+        )
 
     def positions(self, x: Values) -> NDArray[np.int64]:
         if self.chunk is None:
@@ -161,28 +165,36 @@ class Threshold(Largest):
     sample: float = parameter(1.0, "share of the values that set the threshold", minimum=0.0, maximum=1.0)
 
     @property
-    def part_multiple(self) -> int | None:
-        """One value, unless the threshold comes from a sample."""
-        return 1 if self.sample >= 1 else None
-
-    @property
     def deterministic(self) -> bool:
         return self.sample >= 1
+
+    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
+        if self.sample >= 1 or not size:
+            return super().over(pieces, size, key)
+        places = np.sort(_drawn(key, kept(self.sample, size), size))
+        limit = self._limit(Kept.of(pieces, size, lambda x, start: within(places, start, x.size)).values)
+        return Kept.of(pieces, size, lambda x, _: np.flatnonzero(magnitudes(x) >= limit))
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
         """The values that reach the threshold; zeros are never sent."""
         x = v.x
-        ranks = magnitudes(x)
         if not x.size:
             return Kept(np.empty(0, np.int64), x, 0)
-        seen = ranks
-        if self.sample < 1:
-            words = np.empty(kept(self.sample, x.size), np.uint32)
-            _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), words)
-            seen = ranks[(words * np.float64(x.size / 2**32)).astype(np.int64)]
-        count = kept(self.ratio, seen.size)
-        positions = np.flatnonzero(ranks >= max(_LEAST, seen[largest(seen, count)].min()))
+        limit = self._limit(x if self.sample >= 1 else x[_drawn(key, kept(self.sample, x.size), x.size)])
+        positions = np.flatnonzero(magnitudes(x) >= limit)
         return Kept(positions, x[positions], x.size)
+
+    def _limit(self, seen: Values) -> np.uint32:
+        """The least magnitude that is sent, as in :func:`magnitudes`, from some of the values."""
+        ranks = magnitudes(seen)
+        return max(_LEAST, ranks[largest(ranks, kept(self.ratio, ranks.size))].min())
+
+
+def _drawn(key: tuple[int, int], count: int, size: int) -> NDArray[np.int64]:
+    """Positions drawn with replacement, int64[count]."""
+    words = np.empty(count, np.uint32)
+    _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), 0, words)
+    return (words * np.float64(size / 2**32)).astype(np.int64)
 
 
 @lru_cache(maxsize=64)
@@ -202,13 +214,15 @@ def _values_codec(spec: str) -> Codec:
 class WholeChoice(Nearest):
     """The grid's choice of values; that of a tensor in pieces is made before the first of them is encoded."""
 
-    @abstractmethod
     def sent(self, parts: Parts, state: State, chosen: Any, key: tuple[int, int]) -> tuple[Kept, Measured]:
         """The grid's choice as it arrives, and its bits."""
+        counted = parts.coder.count(chosen, state.size, parts.grid, state)
+        lengths = counted.lengths or parts.coder.lengths(counted)
+        return cast("Choice", parts.grid).arrived(chosen, state.size), lengths
 
     def prepare(self, parts: Parts, state: State, pieces: Pieces, key: tuple[int, int]) -> State:
         """Store positions and decoded values of the choice, and the bits that it takes."""
-        chosen = cast("Largest | NearPeaks", parts.grid).over(pieces(), state.size)
+        chosen = cast("Choice", parts.grid).over(pieces, state.size, key)
         found, lengths = self.sent(parts, state, chosen, key)
         return state.with_arrays(chosen=found.positions, values=found.values, coded=np.array(lengths))
 
@@ -347,15 +361,17 @@ class Seeded(NamedTuple):
 
     Attributes:
         seed: the seed of the positions.
-        values: float32[k], unscaled, in the order of their positions.
+        positions: int64[k], ascending.
+        values: float32[k], unscaled.
     """
 
     seed: int
+    positions: NDArray[np.int64]
     values: Values
 
 
 @dataclass(frozen=True)
-class RandomChoice(FixedGrid):
+class RandomChoice(Choice):
     """Zero, and k values drawn without replacement. Their positions follow from a seed of 32 bits."""
 
     deterministic = False
@@ -370,22 +386,30 @@ class RandomChoice(FixedGrid):
 
     def chosen(self, seed: int, size: int) -> NDArray[np.int64]:
         """Ascending positions: those of the k largest of n random words."""
-        key, words = Key.hashed(_SEED.pack(seed), b"randomk"), np.empty(size, np.uint32)
-        _elementwise.fill_words(np.uint64(key.high), np.uint64(key.low), words)
-        return largest(words, kept(self.ratio, size))
+        key = Key.hashed(_SEED.pack(seed), b"randomk")
+
+        def words() -> Iterator[NDArray[np.uint32]]:
+            for start in range(0, size, BLOCK):
+                some = np.empty(min(BLOCK, size - start), np.uint32)
+                _elementwise.fill_words(np.uint64(key.high), np.uint64(key.low), start, some)
+                yield some
+
+        return largest_of(words(), kept(self.ratio, size), size, lambda words: words).positions
+
+    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Seeded:
+        seed = key[1] & 0xFFFFFFFF
+        places = self.chosen(seed, size)
+        return Seeded(seed, *Kept.of(pieces, size, lambda x, start: within(places, start, x.size))[:2])
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Seeded:
-        seed = key[1] & 0xFFFFFFFF
-        return Seeded(seed, v.x[self.chosen(seed, v.x.size)])
+        return self.over(lambda: iter([(state, v.x)]), v.x.size, key)
 
-    def values(self, symbols: Seeded, scales: Values, bucket: int, size: int) -> Values:
+    def arrived(self, symbols: Seeded, size: int) -> Kept:
         values = symbols.values
         if self.scale and values.size:
             with np.errstate(over="ignore"):
                 values = np.clip(values * np.float32(size / values.size), -FLOAT32_MAX, FLOAT32_MAX)
-        out = np.zeros(size, np.float32)
-        out[self.chosen(symbols.seed, size)] = values
-        return out
+        return Kept(symbols.positions, values, size)
 
     def needs(self, parts: Parts) -> SummarySpec:
         return SummarySpec("none", None)
@@ -419,6 +443,8 @@ class RandomChoice(FixedGrid):
 class SeedValue(Coder):
     """A seed, then the values that it chose, with exponents in a code of their own if that is shorter."""
 
+    splits = True
+
     coder: str = coder_parameter()
 
     def write(self, symbols: Seeded, grid: FixedGrid, state: State) -> tuple[bytes, int]:
@@ -429,8 +455,9 @@ class SeedValue(Coder):
     def read(self, data: memoryview, flags: int, size: int, grid: RandomChoice, state: State) -> Seeded:
         if flags & ~_CODED or len(data) < _SEED.size:
             raise PayloadError(f"payload body of {len(data)} bytes with flags {flags:#x} is not a seed and values")
-        count = kept(grid.ratio, size)
-        return Seeded(_SEED.unpack_from(data)[0], decode_floats(data[_SEED.size :], count, coded=bool(flags)))
+        (seed,) = _SEED.unpack_from(data)
+        values = decode_floats(data[_SEED.size :], kept(grid.ratio, size), coded=bool(flags))
+        return Seeded(seed, grid.chosen(seed, size), values)
 
     def count(self, symbols: Seeded, size: int, grid: FixedGrid, state: State) -> EncodedPart:
         """The seed and the fractions are the same with every coder."""
@@ -454,26 +481,20 @@ class Signs(NamedTuple):
     numbers: NDArray[np.int64]
     size: int
 
-    @property
-    def kept(self) -> Kept:
-        """The values that they mean."""
-        scale = np.float32(self.scale)
-        return Kept(self.numbers >> 1, np.where(self.numbers & 1, -scale, scale), self.size)
-
 
 @dataclass(frozen=True)
-class NearPeaks(FixedGrid):
+class NearPeaks(Choice):
     """Zero, and one magnitude with the signs of values near their bin's largest; needs a residual."""
 
     unbiased = False
 
     bin_size: int = parameter(500, "values per bin; the paper takes 50 for convolutions, 500 elsewhere", minimum=1)
 
-    def over(self, pieces: Iterator[tuple[State, Values]], size: int) -> Signs:
+    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Signs:
         """The values that would reach their bin's largest if the same gradient came once more; bins are held whole."""
         length = min(max(1, size), self.bin_size * max(1, BLOCK // self.bin_size))
         # The gradient alone is the input minus the residual: p + v = 2 p - e.
-        both = ((x, saturating(x, kept.arrays["residual"], 2.0, -1.0)) for kept, x in pieces)
+        both = ((x, saturating(x, kept.arrays["residual"], 2.0, -1.0)) for kept, x in pieces())
         total, start, numbers = 0.0, 0, [np.empty(0, np.int64)]
         for x, again in Blocks.of(both, length):
             chosen = np.empty(x.size, np.bool_)
@@ -485,20 +506,11 @@ class NearPeaks(FixedGrid):
         return Signs(float(scale), np.concatenate(numbers), size)
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Signs:
-        return self.over(iter([(state, v.x)]), v.x.size)
+        return self.over(lambda: iter([(state, v.x)]), v.x.size, key)
 
-    def values(self, symbols: Signs, scales: Values, bucket: int, size: int) -> Values:
-        out, kept = np.zeros(size, np.float32), symbols.kept
-        out[kept.positions] = kept.values
-        return out
-
-
-@dataclass(frozen=True)
-class ChosenSigns(WholeChoice):
-    """The grid's choice, of which signs arrive."""
-
-    def sent(self, parts: Parts, state: State, chosen: Signs, key: tuple[int, int]) -> tuple[Kept, Measured]:
-        return chosen.kept, parts.coder.lengths(parts.coder.count(chosen, chosen.size, parts.grid, state))
+    def arrived(self, symbols: Signs, size: int) -> Kept:
+        scale = np.float32(symbols.scale)
+        return Kept(symbols.numbers >> 1, np.where(symbols.numbers & 1, -scale, scale), size)
 
 
 @dataclass(frozen=True)
@@ -576,9 +588,8 @@ class WarmingUp(LargestOfChunks):
             return self.ratio
         return max(self.ratio, _FIRST ** (1 + _STAGES * step // self.warmup))
 
-    def over(self, pieces: Iterator[tuple[State, Values]], size: int) -> Kept:
-        first = next(pieces)
-        return self.at(first[0]).over(itertools.chain([first], pieces), size)
+    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
+        return self.at(next(pieces())[0]).over(pieces, size, key)
 
     def at(self, state: State) -> Largest:
         return LargestOfChunks(self.ratio_at(int(state.arrays["step"])), self.chunk)
@@ -596,6 +607,49 @@ def kept(ratio: float, size: int) -> int:
 def magnitudes(x: Values) -> NDArray[np.uint32]:
     """|x| as integers in the same order, uint32[n]: they are compared and selected faster than floats."""
     return x.view(np.uint32) & _MAGNITUDE
+
+
+def largest_of(
+    pieces: Iterable[NDArray[Any]],
+    count: int,
+    size: int,
+    ranked: Callable[[NDArray[Any]], NDArray[np.uint32]],
+    *,
+    ties: bool = False,
+) -> Kept:
+    """The ``count`` values of highest rank, of equal ones the first, out of ``size`` that arrive in pieces.
+
+    With ``ties`` those of rank 0 are left out, and all others that are equal to the last are in. Never holds many more
+    than it takes.
+    """
+
+    def best(ranks: NDArray[np.uint32]) -> NDArray[np.int64]:
+        chosen = largest(ranks, count)
+        return np.flatnonzero(ranks >= max(ranks[chosen].min(initial=_MAGNITUDE), _LEAST)) if ties else chosen
+
+    limit, start = np.uint32(0), 0
+    places, values = np.empty(0, np.int64), np.empty(0, np.float32)
+    waiting: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
+    for x in pieces:
+        ranks = ranked(x)
+        # Without ties, of equal ranks those before come first.
+        found = np.flatnonzero(ranks >= limit + (not ties)) if limit else best(ranks)
+        waiting.append((start + found, x[found]))
+        start += x.size
+        if start == size or sum(len(some) for some, _ in waiting) > 2 * count + BLOCK:
+            places, values = map(np.concatenate, zip(*waiting, strict=True))
+            ranks = ranked(values)
+            chosen = best(ranks)
+            places, values = places[chosen], values[chosen]
+            limit = ranks[chosen].min() if chosen.size >= count else limit
+            waiting = [(places, values)]
+    return Kept(places, values, size)
+
+
+def within(places: NDArray[np.int64], start: int, size: int) -> NDArray[np.int64]:
+    """Those of ascending positions in a piece of ``size`` values, from the start of the piece."""
+    first, last = np.searchsorted(places, (start, start + size))
+    return places[first:last] - start
 
 
 def largest(ranks: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
@@ -682,7 +736,7 @@ class RandomK(Composed):
     """k values drawn without replacement. Their positions follow from a seed of 32 bits in the payload."""
 
     name = "randomk"
-    parts = Parts(grid=RandomChoice(), rounding=Nearest(), coder=SeedValue())
+    parts = Parts(grid=RandomChoice(), rounding=WholeChoice(), coder=SeedValue())
     summary = "values chosen at random, scaled up, the rest zero"
     formula = "Q(v_i) = (n/k) v_i for k random i, else 0; k = max(1, round(ratio n))"
     paper = "Stich, Cordonnier and Jaggi, Sparsified SGD with Memory, 2018 (rand_k)"
@@ -702,7 +756,7 @@ class AdaComp(Composed):
     """Signs of the values that would reach their bin's largest if the gradient came once more, with memory."""
 
     name = "adacomp"
-    parts = Parts(memory=Residual(), grid=NearPeaks(), rounding=ChosenSigns(), coder=SignedPositions())
+    parts = Parts(memory=Residual(), grid=NearPeaks(), rounding=WholeChoice(), coder=SignedPositions())
     summary = "signs of what nears its bin's largest magnitude, one scale, the rest kept"
     formula = """p = v + e; Q(p_i) = s sign(p_i) where |p_i + v_i| >= the bin's largest |p|, else 0; s = mean of the
     bins' largest |p|; e <- p - Q(p)"""

@@ -241,11 +241,11 @@ def restore(bits: Bytes, bucket: int, values: Singles, out: Singles) -> None:
 
 
 @jit
-def fill_words(high: np.uint64, low: np.uint64, out: NDArray[np.uint32]) -> None:
-    """The first ``out.size`` 32-bit words of a key's stream."""
+def fill_words(high: np.uint64, low: np.uint64, start: int, out: NDArray[np.uint32]) -> None:
+    """The 32-bit words of a key's stream from number ``start`` on."""
     add, flip, last = words(high, low, 0)
     for i in range(out.size):
-        out[i] = mix(np.uint64(i) & MASK32, add, flip, last)
+        out[i] = mix(np.uint64(start + i) & MASK32, add, flip, last)
 
 
 @jit

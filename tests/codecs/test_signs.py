@@ -27,7 +27,7 @@ def test_a_zero_is_a_fair_coin_of_its_own_key_and_place():
     """It is the top bit of the key's word."""
     x = np.array([0.0, -1.0, -0.0, 1.0, 0.0, 0.0], np.float32)
     negative, words = np.signbit(x), np.empty(x.size, np.uint32)
-    elementwise.fill_words(np.uint64(5), np.uint64(6), words)
+    elementwise.fill_words(np.uint64(5), np.uint64(6), 0, words)
     elementwise.toss_zeros(x, np.uint64(5), np.uint64(6), 0, negative)
     assert negative.tolist() == [bool(w >> 31) if v == 0 else v < 0 for v, w in zip(x, words, strict=True)]
 

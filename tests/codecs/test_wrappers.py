@@ -68,7 +68,7 @@ def pieces(size, block):
 def test_the_rotation_is_signs_and_walsh_matrices(size, block, signs):
     x = np.random.default_rng(size).normal(size=size).astype(np.float32)
     words = np.empty(size, np.uint32)
-    elementwise.fill_words(np.uint64(8), np.uint64(9), words)
+    elementwise.fill_words(np.uint64(8), np.uint64(9), 0, words)
     signed = x * (np.resize(signs, size) if signs.size else 1.0 - 2.0 * (words >> 31))
     cuts = np.cumsum([0, *pieces(size, block)])
     wanted = np.concatenate([np.empty(0), *(walsh(b - a) @ signed[a:b] for a, b in itertools.pairwise(cuts))])

@@ -116,7 +116,7 @@ def test_stochastic_codes_are_those_of_a_plain_twin(form):
     rng = np.random.default_rng(8)
     x = np.concatenate([rng.normal(0, form.max / 3, 3000), rng.normal(0, form.min_positive, 1500)]).astype(np.float32)
     draws = np.empty(x.size, np.uint32)
-    elementwise.fill_words(np.uint64(KEY[0]), np.uint64(KEY[1]), draws)
+    elementwise.fill_words(np.uint64(KEY[0]), np.uint64(KEY[1]), 0, draws)
     levels = form.exact_levels
     a = np.abs(x.astype(np.float64))
     code = np.minimum(np.searchsorted(levels, a, side="right") - 1, levels.size - 2)

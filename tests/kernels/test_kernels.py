@@ -25,7 +25,7 @@ def test_uniforms_are_the_hash_of_the_index(start):
     out, words = np.empty(count, np.float32), np.empty(100, np.uint32)
     counter.fill_uniform(out, *WORDS, start)
     assert out.tolist() == naive.uniforms(*KEY, start, count)
-    elementwise.fill_words(*WORDS, words)
+    elementwise.fill_words(*WORDS, 0, words)
     assert words.tolist() == naive.hashes(*KEY, 0, 100)
 
 

@@ -27,13 +27,13 @@ SPECS = [
 
 
 #: what has to see all values at once
-NOT_IN_PARTS = ("randomk", "fp:e3m2,block=48")
-NOT_IN_PARTS += ("eden", "int8")
+NOT_IN_PARTS = ("fp:e3m2,block=48", "eden", "int8")
 #: codecs with memory, those that choose values among all, and those that turn them
 _OF_ALL_VALUES = """
 topk:ratio=0.1  topk:chunk=64  topk:ratio=0.1,values=intn:bits=2  mem-sgd:ratio=0.03  dgc:warmup=3  powersgd
 signum  onebit:bucket_size=256  ef:qsgd:bucket_size=256  ef:topk:ratio=0.02  ef:alq:bits=3,bucket_size=256
 ef:minmax  ef:memory_bits=8:intn  adacomp  adacomp:bin_size=300  accumulate:mcgq:amount=0.1  dropping:ratio=0.05
+dropping:ratio=0.02,sample=0.05  randomk:ratio=0.03  randomk:ratio=0.6,coder=fixed  ef:randomk:scale=false
 ef:terngrad:clip=2.5,bucket_size=256  ef:alq:bits=3,bucket_size=none,clip=2
 ef:signsgd  ef21:topk:ratio=0.1  ef21:momentum=0.5:signsgd  momentum:signsgd  accumulate:topk
 rotate:block=16,signs=fixed:fp:nvfp4,rounding=stochastic  ef:fp:nvfp4
@@ -100,7 +100,7 @@ def test_every_codec_draws_the_same_in_chunks(trace):
 def test_what_cannot_be_split_is_named_with_its_reason(trace):
     specs = [
         "dgc:clip=2",
-        "ef:dropping:sample=0.1",
+        "dct:chunk=8:topk",
         "qsgd:bits=3,bucket_size=100",
         "fp:e3m2,block=48",
     ]
@@ -108,15 +108,11 @@ def test_what_cannot_be_split_is_named_with_its_reason(trace):
     assert set(found["method"]) == {"qsgdinf"}
     lines = "\n".join(found.warnings)
     for name, why in (
-        ("dgc, ef:dropping", "needs all values at once"),
+        ("dgc, dct:topk", "needs all values at once"),
         ("qsgd", "has buckets of 100, which do not divide the chunk"),
         ("fp", "has blocks of 48, which do not divide the chunk"),
     ):
         assert f"large has more than 4 chunks of 1024 values: without {name}, which {why}: raise --chunk" in lines
-    # Closed forms of what cannot be drawn in chunks stay.
-    random = gtrace.run_sweep(trace, ["randomk:ratio=0.1"], jobs=1, chunk=CHUNK)
-    assert set(random["draw"]) == {-1}
-    assert "no rows of draws of randomk, which needs all values at once" in random.warnings[0]
 
 
 @pytest.mark.parametrize(("kind", "piece"), [("weight", 512), ("weight", 1 << 20), ("neural", 512)])

@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass, replace
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -524,9 +525,8 @@ def _refined(
             added = {} if choice is None or choice.gap < WORTH_REFINING else finer(units, choice.options)
             for tensors, codecs in added.items():
                 # What was said about sketches that are missing has been said.
-                found, _ = measure(
-                    opened, codecs, steps=curves.steps, tensors=tensors, **arguments(settings, "measure")
-                )
+                names = [escape(name) for name in tensors]
+                found, _ = measure(opened, codecs, steps=curves.steps, tensors=names, **arguments(settings, "measure"))
                 curves = curves.joined(found)
             if not added:
                 break

@@ -61,7 +61,8 @@ class Curves:
         """Bits and relative error, float64[T, O] each: means over steps, infinite for a codec that is not an option.
 
         The errors of all tensors add up to the relative error of the whole gradient, sum error / sum energy over the
-        steps. A codec is an option for a tensor if it has numbers at every step at which the tensor is present.
+        steps. Bits are those of a step with all tensors: the mean over the steps at which a tensor is present. A codec
+        is an option for a tensor if it has numbers at every such step.
 
         Args:
             counts: float64[S], how often each step counts, or float64[R, S] for several ways at once (the results are
@@ -75,11 +76,17 @@ class Curves:
         share = weights / weights.sum(axis=-1, keepdims=True)
         whole = np.nan_to_num(self.energy).sum(axis=0) @ share.T
         bits, error = (
-            np.einsum("...s,tso->...to", share, np.where(known, values, 0.0), optimize=True)
-            for values in (self.bits, self.error)
+            np.einsum("...s,tso->...to", share, np.nan_to_num(values), optimize=True)
+            for values in (self._bits_of_all(), np.where(known, self.error, 0.0))
         )
         error = error / np.where(whole > 0, whole, 1.0)[..., None, None]
         return np.where(option, bits, np.inf), np.where(option, error, np.inf)
+
+    def _bits_of_all(self) -> NDArray[np.float64]:
+        """The bits as if all tensors were present at all steps: where one is not, the mean of its other steps."""
+        absent = np.isnan(self.energy)[:, :, None]
+        usual = np.where(absent, 0.0, self.bits).sum(axis=1, keepdims=True)
+        return np.where(absent, usual / np.maximum(1, (~absent).sum(axis=1, keepdims=True)), self.bits)
 
     def weighted(self, weights: NDArray[np.float64]) -> Curves:
         """The curves with the errors and energies of each tensor, or of each tensor and step, times a weight."""
@@ -107,20 +114,23 @@ class Curves:
         return replace(self, codecs=names, bits=self.bits[:, :, kept], error=self.error[:, :, kept])
 
     def joined(self, other: Curves) -> Curves:
-        """The curves with codecs from a measurement of some tensors at the same steps; the others lack these codecs."""
-        if other.steps != self.steps:
+        """The curves with codecs from a measurement of some tensors at steps of these; the others lack these codecs.
+
+        Steps at which none of those tensors is present may be missing.
+        """
+        if not set(other.steps) <= set(self.steps):
             return self
         new = tuple(spec for spec in other.codecs if spec not in self.codecs)
         # The exact codec stays last.
         names = (*self.codecs[:-1], *new, self.codecs[-1])
         rows = [self.tensors.index(name) for name in other.tensors]
-        columns = [names.index(spec) for spec in other.codecs]
+        places = np.ix_([self.steps.index(step) for step in other.steps], [names.index(spec) for spec in other.codecs])
 
         def widened(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.float64]:
             added = np.full((*mine.shape[:2], len(new)), np.nan)
             whole = np.concatenate([mine[:, :, :-1], added, mine[:, :, -1:]], axis=2)
             for row, values in zip(rows, theirs, strict=True):
-                whole[row][:, columns] = values
+                whole[row][places] = values
             return whole
 
         return replace(self, codecs=names, bits=widened(self.bits, other.bits), error=widened(self.error, other.error))
@@ -133,9 +143,9 @@ class Curves:
         def summed(values: NDArray[np.float64]) -> NDArray[np.float64]:
             return np.stack([values[each].sum(axis=0) for each in rows.values()])
 
-        # A tensor that is absent at a step has no bits and no error there.
+        # A tensor that is absent at a step has no error there.
         absent = np.isnan(self.energy)
-        bits, error = (np.where(absent[:, :, None], 0.0, values) for values in (self.bits, self.error))
+        bits, error = self._bits_of_all(), np.where(absent[:, :, None], 0.0, self.error)
         nobody = np.stack([absent[each].all(axis=0) for each in rows.values()])
         return replace(
             self,

@@ -55,6 +55,13 @@ def test_a_sweep_gives_the_plan_that_its_trace_gives(plan, trace, succeed):
     assert again.totals.error == pytest.approx(direct.totals.error)
 
 
+def test_names_of_tensors_are_no_patterns(plan, tmp_path):
+    layers = {f"layers[{k}].w*": layer for k, layer in enumerate(LAYERS.values())}
+    found = plan("odd.toml", "--max-bits 2.2", of=trace_of_laws(tmp_path / "odd.zarr", steps=2, layers=layers))
+    assert [row.tensor for row in found.tensors] == list(layers)
+    assert any("steps=" in row.codec and "bucket_size=512" not in row.codec for row in found.tensors), "no finer grids"
+
+
 def test_show_diff_json_and_report(plan, succeed, folder):
     plan("a.toml", "--max-bits 2.5bits")
     plan("b.json", "--ratio 7")

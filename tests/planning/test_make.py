@@ -1,6 +1,7 @@
 """Plans from curves: budgets, weights, groups, what they are compared with, and how firm they are."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_a_codec_that_is_unknown_at_one_step_is_no_option():
     # A tensor that is not there at a step leaves its codecs alone.
     curves = curves_of_laws()
     curves.error[2, 1], curves.bits[2, 1], curves.energy[2, 1] = np.nan, np.nan, np.nan
-    assert planned(curves).tensors[2].bits < before.bits
+    assert planned(curves).tensors[2].codec == before.codec
 
 
 SGD = Dynamics(lr=0.01)
@@ -118,3 +119,39 @@ def test_ratios_of_a_codec_add_up_to_its_prediction_and_biased_codecs_are_left_o
     everywhere = curves.codecs.index(plan.uniform.codec)
     assert plan.uniform.error == pytest.approx(found.ratio[:, everywhere].sum())
     assert not {row.codec for row in plan.tensors} & set(found.left_out)
+
+
+def test_bits_are_those_of_a_step_with_all_tensors():
+    everywhere, curves = curves_of_laws(steps=4), curves_of_laws(steps=4)
+    for values in (curves.energy, curves.bits, curves.error):
+        values[2, 1:] = np.nan
+    exact = planned(curves, 40.0)
+    assert [row.bits for row in exact.tensors] == [32.0] * len(exact.tensors)
+    assert exact.totals.bits == pytest.approx(32)
+    assert exact.uniforms[-1].bits == pytest.approx(32)
+    for groups in ({}, {"conv.weight": "g", "fc.weight": "g"}):
+        plan = planned(curves, groups=groups)
+        o = curves.codecs.index(plan.tensors[2].codec)
+        assert plan.tensors[2].bits == pytest.approx(everywhere.bits[2, 0, o] / curves.sizes[2])
+        bits = sum(row.bits * row.elements for row in plan.tensors) / curves.elements
+        assert plan.totals.bits == pytest.approx(bits)
+        assert bits <= 3
+
+
+def test_finer_options_of_a_tensor_that_is_absent_at_some_steps_are_taken():
+    curves = curves_of_laws(steps=3)
+    for values in (curves.energy, curves.bits, curves.error):
+        values[1, 0] = np.nan
+    own = replace(
+        curves.only(["none"]),
+        tensors=curves.tensors[1:2],
+        codecs=("bf16", "none"),
+        steps=curves.steps[1:],
+        bits=np.stack([np.full((1, 2), 16.0 * 16), np.full((1, 2), 32.0 * 16)], axis=2),
+        error=np.zeros((1, 2, 2)),
+    )
+    joined = curves.joined(own)
+    assert joined.codecs == (*curves.codecs[:-1], "bf16", "none")
+    assert joined.means()[0][1, -2] == 16 * 16
+    assert not np.isfinite(joined.means()[0][[0, 2, 3], -2]).any()
+    assert np.array_equal(joined.means()[0][:, [*range(12), -1]], curves.means()[0])

@@ -41,6 +41,8 @@ _SEED = struct.Struct("<I")
 #: the signs of NVIDIA's recipe for NVFP4 (Transformer Engine), before a Hadamard transform of 16 values
 SIGNS = np.array([1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1], np.float32)
 _DRAWN = np.empty(0, np.float32)
+#: values of a block below which eden is biased: two rotations by so few signs are few rotations
+_MIXED = 64
 #: deviations by which no random number of values falls short
 _SURE = 8.0
 
@@ -235,7 +237,8 @@ class Eden(Composed):
     sends = """The rotation's seed (u32), a float32 scale for each block, then the codes, by the coder; with bits
     between two integers the coarse codes, after their length (u32), and then the fine ones."""
     behavior = """Relative error 0.57, 0.13, 0.036, 0.0096 at 1 to 4 bits on any gradient. A sparse or heavy-tailed
-    gradient, which fitted levels take advantage of, is as hard as a normal one."""
+    gradient, which fitted levels take advantage of, is as hard as a normal one. With blocks below 64 it is biased, and
+    so is what is left of a tensor after its last longer block: few signs make few rotations."""
     related = ("rotate", "zipml", "signsgd")
     unbiased = True
     deterministic = False
@@ -243,6 +246,10 @@ class Eden(Composed):
     bits: float = parameter(4.0, "a value on average; need not be an integer", minimum=0.01, maximum=8)
     block: int = block_parameter(8192)
     coder: str = coder_parameter()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "unbiased", self.block >= _MIXED)
 
     def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The body, and a flag for each block of symbols that has a code."""
@@ -257,10 +264,10 @@ class Eden(Composed):
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         if shared or len(body) < _SEED.size:
             raise PayloadError("payload is too short for the seed of its rotation, or has shared bytes")
-        # The scales of at least so long a tensor: seen before memory is taken for its values.
+        # Scales, and a bit or more for each value that is kept: seen before memory is taken for them.
         least = size if self.bits >= 1 else self.bits * size - _SURE * math.sqrt(size)
-        if len(body) < 4 * (least // self.block):
-            raise PayloadError(f"payload of {len(body)} bytes is too short for the scales of {size} values")
+        if len(body) < 4 * (least // self.block) + least / 8:
+            raise PayloadError(f"payload of {len(body)} bytes is too short for {size} values")
         (seed,) = _SEED.unpack_from(body)
         kept, tables = self._shares(size, seed)
         lengths = piece_lengths(size if kept is None else kept.size, self.block)

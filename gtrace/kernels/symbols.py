@@ -219,8 +219,13 @@ def judge_levels(bins: SketchBins, levels: Floats, mirrored: bool, mass: Floats)
         plain += bins.zeros * levels[0] ** 2
     mass[0] += bins.zeros
     if bins.count > 0:
+        below = 0.0
         for k in range(mass.size):
-            mass[k] = max(mass[k], 0.0) / bins.count
+            below += min(mass[k], 0.0)
+        # Several levels in one bin can leave less than nothing for one of them; the others have that much too much.
+        whole = bins.count - below
+        for k in range(mass.size):
+            mass[k] = max(mass[k], 0.0) / whole
     return max(weighted, 0.0), max(plain, 0.0), bound
 
 

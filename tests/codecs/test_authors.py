@@ -48,6 +48,15 @@ def test_eden_has_the_published_error(case):
     assert errors_of(gtrace.codec(f"eden:bits={bits}"), x)[0] == pytest.approx(GOLDEN["eden"]["nmse"][case], rel=0.01)
 
 
+@pytest.mark.parametrize("block", [2, 8, 64, 1024])
+def test_eden_says_that_it_is_biased_if_its_blocks_are_short(block):
+    c, x, draws = gtrace.codec(f"eden:bits=1,block={block}"), gradient(0, 0, 4096), 400
+    off = [c.simulate(c.init(x.size), x, (1, key)).values - x for key in range(draws)]
+    variance, bias = np.mean(np.square(off)), np.mean(np.square(np.mean(off, axis=0)))
+    share = bias / variance - 1 / draws
+    assert c.unbiased == (block >= 64) == (share < 3 / draws), share
+
+
 _ROTATED = [
     *itertools.product(["eden:bits=1", "eden:bits=2.5", "eden:bits=3,coder=fixed"], [100, 1 << 15]),
     *itertools.product(["thc", "thc:bits=6,outside=0.001", "thc:bits=3,granularity=7"], [1 << 15]),

@@ -25,7 +25,7 @@ dgc:momentum=0,masking=false  signum:beta=0,scale=none  onebit:bucket_size=1  on
 powersgd:rank=1  powersgd:rank=30,warm=false  ef:none  ef:int8  ef:momentum:terngrad  ef:powersgd
 momentum:beta=0.5,dampening=0.5:ef:qsgd:bits=3  rotate:none  rotate:block=2:qsgd:bits=4  rotate:signsgd:scale=energy
 rotate:onebit  rotate:terngrad:bucket_size=1000,tail=exact,clip=2.5
-momentum:powersgd  accumulate:powersgd  rotate:powersgd
+momentum:powersgd  accumulate:powersgd  rotate:powersgd  eden:bits=0.01  qsgd:bits=15,norm=linf
 """
 
 #: codecs in parts, besides those

@@ -48,7 +48,7 @@ class Wrapper(Codec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.parts.memory.keeps and isinstance(self.inner, type(self)):
+        if self.parts.memory.keeps and any(isinstance(one, type(self)) for one in self._inside()):
             prefix = type(self).name
             raise UsageError(f"codec '{self}': {prefix}: is there twice; write {self.inner}.")
         object.__setattr__(self, "parts", type(self).parts.of(self))
@@ -61,6 +61,12 @@ class Wrapper(Codec):
         # A change of a worker's own estimate means nothing to the others.
         object.__setattr__(self, "linear", self.inner.linear and not self.both_ends)
         object.__setattr__(self, "declared", self.inner.declared)
+
+    def _inside(self) -> Iterator[Codec]:
+        """What the prefix goes around: codecs with their own prefixes, from the outermost in."""
+        yield self.inner
+        if isinstance(self.inner, Wrapper):
+            yield from self.inner._inside()
 
     def __str__(self) -> str:
         """The prefix, parameters that differ from their defaults, and the spec inside."""
@@ -229,7 +235,8 @@ class ErrorFeedback(Wrapper):
     about = "The memory that makes biased codecs converge: what this step lost is added to the next gradient."
     sends = "The payload of the codec inside."
     behavior = """The error of one step is that of gradient plus memory, larger than without; what counts is that it
-    does not add up."""
+    does not add up. Around a codec that keeps what did not arrive itself (mem-sgd, dgc, powersgd, ef21:) each memory
+    sends what the other one owes, and the error grows without end."""
     related = ("mem-sgd", "accumulate", "momentum")
 
 

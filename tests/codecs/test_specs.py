@@ -70,6 +70,7 @@ def test_expand_names_formats_of_the_asked_bits():
         ("rotate:block=12:qsgd", "block=12 is not a power of two; try 16"),
         ("rotate:ef:ef21:topk", "rotate: cannot go around ef21:; put ef21: first"),
         ("ef:ef:qsgd", "ef: is there twice; write ef:qsgd:bits=4"),
+        ("ef:rotate:momentum:ef:topk", "ef: is there twice; write rotate:momentum:ef:topk"),
         ("none:bits=3", "no parameter 'bits'; none has no parameters"),
         ("qsgdinf:bits=4,steps=8", "steps=8 needs bits=5 or more"),
         ("fp:e9m9", "exponents have 1 to 7 bits"),

@@ -536,7 +536,7 @@ def _refined(
 def _codecs(settings: PlanSettings) -> list[Codec]:
     """The options to choose from, each once; exact is added by the curves."""
     from gtrace.codecs import codec, codec_class, parse_spec, split_specs
-    from gtrace.sweep import expand
+    from gtrace.sweep.run import choices_of, expand
 
     specs = split_specs(settings.methods or METHODS)
     if settings.formats:
@@ -545,7 +545,7 @@ def _codecs(settings: PlanSettings) -> list[Codec]:
     found: dict[str, Codec] = {}
     given = {"bucket_size": bucket_sizes(settings.bucket_size), "sparsity": settings.sparsity, "ratio": settings.keep}
     for spec in specs:
-        known = codec_class(parse_spec(spec).name).__dataclass_fields__ if spec != "all" else {}
+        known = choices_of(codec_class(parse_spec(spec).name)) if spec != "all" else {}
         own = {name: list(values) for name, values in given.items() if values and name in known}
         for made in expand([spec], ranges | own):
             between = [codec(str(made), steps=steps) for steps in _steps(made, settings.per_bit)]

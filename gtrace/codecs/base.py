@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -558,13 +559,14 @@ def _checked(name: str, item: dataclasses.Field[Any], value: Any) -> Any:
     """One parameter, converted from text if needed and checked against its field."""
     meta, kind = item.metadata, str(item.type)
     where = f"codec {name}: {item.name}"
-    if value is None or (isinstance(value, str) and value.lower() == "none" and "none" not in meta["choices"]):
+    word = isinstance(value, str) and value.lower() == "none" and (meta["optional"] or "none" not in meta["choices"])
+    if value is None or word:
         if not meta["optional"]:
             raise UsageError(f"{where}=none is not allowed")
         return None
+    if meta["choices"] and value not in meta["choices"]:
+        raise UsageError(f"{where}={value} is unknown; {suggest(str(value), meta['choices'])}")
     if not kind.startswith(("bool", "int", "float")):
-        if meta["choices"] and value not in meta["choices"]:
-            raise UsageError(f"{where}={value} is unknown; {suggest(str(value), meta['choices'])}")
         return str(value)
     try:
         number = _number(kind, value)
@@ -572,10 +574,11 @@ def _checked(name: str, item: dataclasses.Field[Any], value: Any) -> Any:
         wanted = {"b": "true or false", "i": "an integer", "f": "a number"}[kind[0]]
         raise UsageError(f"{where}={value} is not {wanted}") from None
     low, high = meta["minimum"], meta["maximum"]
-    if number != number or (low is not None and number < low) or (high is not None and number > high):
-        allowed = (
-            f"at least {low:g}" if high is None else f"at most {high:g}" if low is None else f"{low:g} to {high:g}"
-        )
+    if not math.isfinite(number):
+        raise UsageError(f"{where}={value} is not a finite number")
+    if (low is not None and number < low) or (high is not None and number > high):
+        least, most = _written(low), _written(high)
+        allowed = f"at least {least}" if high is None else f"at most {most}" if low is None else f"{least} to {most}"
         raise UsageError(f"{where}={value} is out of range; it must be {allowed}")
     if meta["doubling"] and number & (number - 1):
         raise UsageError(f"{where}={number} is not a power of two; try {1 << number.bit_length()}")

@@ -90,7 +90,7 @@ class NoNorm(BucketNorm):
     width = 0
 
     norm: Norm = parameter("none", "no scale", choices=("none",))
-    bucket_size: int | None = parameter(None, "not used here: there is no scale", optional=True, maximum=0)
+    bucket_size: int | None = parameter(None, "not used here: there is no scale", choices=("none",))
 
     def pack(self, scales: Values) -> bytes:
         return b""

@@ -47,7 +47,6 @@ from gtrace.trace.choose import part_of
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
-    import dataclasses
     from collections.abc import Callable, Collection, Container, Mapping, Sequence
 
     from distributed import Client
@@ -86,7 +85,7 @@ def expand(
     unused = {name for name, values in (ranges or {}).items() if values}
     for spec in specs:
         parsed = parse_spec(spec)
-        known = {item.name for item in parameter_fields(codec_class(parsed.name)) if _leaves_choice(item)}
+        known = choices_of(codec_class(parsed.name))
         if "amount" in known and ("amount" in parsed.given or (ranges or {}).get("amount")):
             known.discard("bits")
         word = codec_class(parsed.name).word
@@ -120,9 +119,9 @@ def _spelled(spec: str, ranges: Mapping[str, Sequence[Any]]) -> Sequence[str]:
     return [f"{head}:" + ",".join([name, *(f"{key}={value}" for key, value in rest.items())]) for name in words]
 
 
-def _leaves_choice(item: dataclasses.Field[Any]) -> bool:
-    """Whether a parameter has more than one possible value: natural has a norm, but only one."""
-    return len(item.metadata["choices"]) != 1 and item.metadata["maximum"] != 0
+def choices_of(kind: type[Codec]) -> set[str]:
+    """A codec's parameters with more than one possible value: natural has a norm, but only one."""
+    return {item.name for item in parameter_fields(kind) if len(item.metadata["choices"]) != 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

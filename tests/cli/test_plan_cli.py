@@ -62,6 +62,10 @@ def test_names_of_tensors_are_no_patterns(plan, tmp_path):
     assert any("steps=" in row.codec and "bucket_size=512" not in row.codec for row in found.tensors), "no finer grids"
 
 
+def test_a_codec_without_buckets_can_be_planned_alone(plan, trace):
+    assert plan("natural.toml", "--max-bits 6 --methods natural").default == "natural"
+
+
 def test_show_diff_json_and_report(plan, succeed, folder):
     plan("a.toml", "--max-bits 2.5bits")
     plan("b.json", "--ratio 7")

@@ -84,6 +84,11 @@ def test_expand_names_formats_of_the_asked_bits():
         ("mcgq:amount=0", "at least"),
         ("mcgq:coder=huffman", "coder=huffman is unknown"),
         ("prune:sparsity=1", "below 1"),
+        ("natural:bucket_size=0", "bucket_size=0 is unknown; known: none"),
+        ("terngrad:clip=inf", "clip=inf is not a finite number"),
+        ("mcgq:amount=inf", "amount=inf is not a finite number"),
+        ("eden:bits=nan", "bits=nan is not a finite number"),
+        ("rotate:block=1:topk", "block=1 is out of range; it must be 2 to 1048576"),
         ("thc:granularity=14", "granularity=14 is below 15, which bits=4 need"),
     ],
 )

@@ -42,13 +42,16 @@ NORM_CODES: dict[str, int] = {
 def as_values(values: ArrayLike) -> NDArray[np.float32]:
     """Any array of real numbers as contiguous 1-D float32; no copy when it is that already.
 
+    What float32 cannot hold becomes infinite.
+
     Raises:
         UsageError: complex or non-numeric values.
     """
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise UsageError(f"values of dtype {array.dtype} cannot be compressed; pass real numbers")
-    return np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
 
 
 def as_levels(levels: ArrayLike, *, zero: bool) -> NDArray[np.float64]:

@@ -116,7 +116,8 @@ class TruncatedNormalMixture:
             points: float64[p].
 
         Returns:
-            float64[p, 3]: the integrals of 1, |r| and r^2 over |r| <= point, to about 1e-15.
+            float64[p, 3]: the integrals of 1, |r| and r^2 over |r| <= point, to about 1e-15, or as many times more
+            as the square of the widest sigma is above 1.
         """
         t = np.asarray(points, dtype=np.float64).reshape(-1)
         ends = np.maximum(t, 0.0)

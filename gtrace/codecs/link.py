@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from gtrace.buckets import as_values
 from gtrace.codecs.base import Codec
 from gtrace.codecs.spec import codec as build_codec
 from gtrace.coding.envelope import ENVELOPE_BYTES
@@ -450,7 +451,7 @@ def compress(gradient: Any, codec: str | Codec, *, seed: int = 0) -> Compressed:
     given = _array_of(gradient, torch) if tensor else np.asarray(gradient)
     if not np.issubdtype(given.dtype, np.floating):
         raise UsageError(f"compress: needs floating-point values, not {given.dtype}; convert them first")
-    x = np.ascontiguousarray(given, np.float32).reshape(-1)
+    x = as_values(given)
     sender = Sender(chosen, x.size, LinkOptions(RefitSchedule((0,)), seed), tensor="g", shape=given.shape)
     allocate([(sender, x)], 0)
     message = sender.send(x, 0)

@@ -30,6 +30,12 @@ def test_it_is_what_a_sweep_measures():
     assert sent.error == pytest.approx(rows["relative_variance"][draw], rel=1e-6)
 
 
+def test_numbers_beyond_float32_are_refused_in_one_line():
+    with pytest.raises(UsageError, match="value 1 is inf; a codec takes finite numbers only"):
+        gtrace.compress(np.array([1.0, 1e300]), "qsgd")
+    assert gtrace.MomentSketch.of([1.0, 1e300]).nonfinite == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_tensor_stays_a_tensor_of_its_type(dtype):
     given = torch.from_numpy(G).to(dtype).requires_grad_()

@@ -274,10 +274,15 @@ def weigh(curves: Curves, weights: Sequence[str]) -> Curves:
     if not pairs:
         return curves
     for pattern, _ in pairs:
-        if not fnmatch.filter(curves.tensors, pattern):
+        if not any(_fits(name, pattern) for name in curves.tensors):
             raise UsageError(f"--weight: no tensor matches '{pattern}'; {suggest(pattern, curves.tensors)}")
-    found = [next((by for glob, by in pairs if fnmatch.fnmatchcase(name, glob)), 1.0) for name in curves.tensors]
+    found = [next((by for pattern, by in pairs if _fits(name, pattern)), 1.0) for name in curves.tensors]
     return curves.weighted(np.array(found))
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a name is that pattern, or fits it."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
 def _pairs(text: str) -> Iterable[tuple[str, float]]:
@@ -482,6 +487,7 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
 
 def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
     from gtrace.codecs import codec, split_specs
+    from gtrace.trace.choose import matching
 
     for name in ("formats", "sparsity", "keep", "kind"):
         if getattr(settings, name) is not None:
@@ -496,12 +502,8 @@ def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
                 raise UsageError(f"--methods: the sweep has no {spec}; {suggest(spec, known)}")
         keep &= np.isin(result["method"], wanted) | np.isin(result["codec"], [*wanted, *specs.values()])
     if settings.tensors is not None:
-        names, chosen = dict.fromkeys(result["tensor"].tolist()), []
-        for glob in words(settings.tensors):
-            if not (found := fnmatch.filter(names, glob)):
-                raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
-            chosen += found
-        keep &= np.isin(result["tensor"], chosen)
+        names = list(dict.fromkeys(result["tensor"].tolist()))
+        keep &= np.isin(result["tensor"], list(matching(names, words(settings.tensors))))
     if settings.steps is not None:
         keep &= np.isin(result["step"], settings.steps)
     if not keep.any():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import math
 import operator
@@ -25,6 +24,7 @@ from gtrace.sketch import MomentSketch, PartialSketch
 from gtrace.sweep.gradient_noise import Yardstick, stream
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.limits import spec_in_chunks
+from gtrace.trace.choose import matching
 from gtrace.trace.format import SECOND_MOMENT, VALUES
 from gtrace.trace.reader import LARGEST_KEPT
 from gtrace.trace.rows import rechunk
@@ -109,11 +109,8 @@ def _choose_tensors(trace: Trace, globs: Sequence[str] | None, kind: Kind) -> li
     infos = list({info.name: info for info in reversed(trace.tensors) if info.kind == kind}.values())[::-1]
     if not globs:
         return infos
-    names = [info.name for info in infos]
-    for glob in globs:
-        if not fnmatch.filter(names, glob):
-            raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
-    return [info for info in infos if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
+    chosen = matching([info.name for info in infos], globs)
+    return [info for info in infos if info.name in chosen]
 
 
 class Gradients:

@@ -64,16 +64,26 @@ def choose_infos(
     if not infos:
         # If the options leave nothing, this names what the trace holds.
         trace.scalars(kind=kind, optimizer=optimizer, rank=rank)
-    names = [info.name for info in infos]
     # With one optimizer, names need no number to be unique.
     own = "" if optimizer is None else f"opt{optimizer}/"
-    matching: set[int] = set()
+    chosen = matching([info.name for info in infos], globs, own)
+    return [info for info in infos if not globs or info.name in chosen]
+
+
+def matching(names: Sequence[str], globs: Sequence[str], own: str = "") -> set[str]:
+    """The names that fit one of the globs, with ``own`` in front or without. A name fits itself, as ``w[0]`` does.
+
+    Raises:
+        UsageError: no name fits one of the globs.
+    """
+    chosen: set[str] = set()
     for glob in globs:
-        found = [k for k, name in enumerate(names) if fnmatch.filter({name, name.removeprefix(own)}, glob)]
+        both = ((name, {name, name.removeprefix(own)}) for name in names)
+        found = {name for name, spelled in both if glob in spelled or fnmatch.filter(spelled, glob)}
         if not found:
             raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
-        matching.update(found)
-    return [info for k, info in enumerate(infos) if not globs or k in matching]
+        chosen |= found
+    return chosen
 
 
 def choose_steps(

@@ -100,53 +100,15 @@ class TruncatedNormalMixture:
 
     def cdf(self, r: ArrayLike) -> NDArray[np.float64]:
         """Probability of values up to signed points, of any shape."""
-        x = np.asarray(r, dtype=np.float64)
-        points = np.where((self.sigmas == 0) & (self.means <= x[..., None]), self.weights, 0.0)
-        return self._smooth(np.full_like(x, -1.0), x)[..., 0] + points.sum(axis=-1)
-
-    def magnitude_density(self, r: ArrayLike) -> NDArray[np.float64]:
-        """Density of |r| at non-negative points, of any shape: that of r plus that of -r."""
-        x = np.asarray(r, dtype=np.float64)
-        return np.where(x >= 0, self.density(x) + self.density(-x), 0.0)
-
-    def partial_moments(self, points: ArrayLike) -> NDArray[np.float64]:
-        """Probability, first and second moment of |r| up to each of the non-negative points.
-
-        Args:
-            points: float64[p].
-
-        Returns:
-            float64[p, 3]: the integrals of 1, |r| and r^2 over |r| <= point, to about 1e-15, or as many times more
-            as the square of the widest sigma is above 1.
-        """
-        t = np.asarray(points, dtype=np.float64).reshape(-1)
-        ends = np.maximum(t, 0.0)
-        out = self._smooth(np.zeros_like(ends), ends)
-        out += self._smooth(-ends, np.zeros_like(ends)) * (1.0, -1.0, 1.0)
-        spikes = np.abs(self.means)
-        inside = np.where((self.sigmas == 0) & (spikes <= t[:, None]), self.weights, 0.0)
-        out += np.stack([inside.sum(axis=1), inside @ spikes, inside @ spikes**2], axis=1)
-        return out
+        x = np.asarray(r, dtype=np.float64)[..., None]
+        low, high = self.support
+        mass = _scaled_mass(self._standard(low), self._standard(np.clip(x, low, high)), self.offsets) / self._totals
+        return np.sum(self.weights * np.where(self.sigmas > 0, mass, self.means <= x), axis=-1)
 
     def _standard(self, x: ArrayLike) -> NDArray[np.float64]:
         """Points in sigmas from the anchors; 0 for point masses."""
         normal = self.sigmas > 0
         return (np.asarray(x) - self.anchors) / np.where(normal, self.sigmas, np.inf)
-
-    def _smooth(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Probability, first and second moment of r between a and b, point masses left out: float64[..., 3]."""
-        normal = self.sigmas > 0
-        lower = np.clip(a, *self.support)[..., None]
-        upper = np.clip(b, *self.support)[..., None]
-        x, y = self._standard(lower), self._standard(upper)
-        share = np.where(normal, self.weights, 0.0) / self._totals
-        mass = share * _scaled_mass(x, y, self.offsets)
-        at_x = share * np.exp(-0.5 * x * (x + 2.0 * self.offsets)) / _ROOT_2PI
-        at_y = share * np.exp(-0.5 * y * (y + 2.0 * self.offsets)) / _ROOT_2PI
-        mu, sigma = self.means, self.sigmas
-        first = mu * mass + sigma * (at_x - at_y)
-        second = (mu**2 + sigma**2) * mass + sigma * ((mu + lower) * at_x - (mu + upper) * at_y)
-        return np.stack([mass.sum(axis=-1), first.sum(axis=-1), second.sum(axis=-1)], axis=-1)
 
 
 def _scaled_mass(x: NDArray[np.float64], y: NDArray[np.float64], offset: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -211,20 +173,6 @@ class LogNormal:
         """The points below which fractions of any shape lie; 0 at 0 and infinite at 1 unless sigma is 0."""
         z = sp.special.ndtri(np.asarray(p, dtype=np.float64))
         return np.exp(self.mu + (self.sigma * z if self.sigma else np.zeros_like(z)))
-
-    def partial_moments(self, points: ArrayLike) -> NDArray[np.float64]:
-        """Probability, first and second moment of the magnitudes up to each point.
-
-        Args:
-            points: float64[p].
-
-        Returns:
-            float64[p, 3]: the integrals of 1, x and x^2 over x <= point.
-        """
-        t = self._standard(np.asarray(points, dtype=np.float64).reshape(-1))
-        powers = np.arange(3.0)
-        whole = powers * self.mu + 0.5 * (powers * self.sigma) ** 2
-        return np.exp(whole + sp.special.log_ndtr(t[:, None] - powers * self.sigma))
 
     def _standard(self, x: ArrayLike) -> NDArray[np.float64]:
         """Points as numbers of sigmas that their logarithm lies above mu."""

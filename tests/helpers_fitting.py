@@ -62,11 +62,16 @@ def around(mixture):
     return np.concatenate([np.abs(points), [abs(mixture.support[0]), abs(mixture.support[1])]])
 
 
+def magnitude_density(mixture, r):
+    """The density of |r| at a magnitude."""
+    return float(mixture.density(r) + mixture.density(-r))
+
+
 def true_objective(mixture, levels, zero):
     """The objective of a grid by quadrature of the density of |r|."""
 
     def f(r):
-        return float(cell_error(r, levels, zero)) * float(mixture.magnitude_density(r))
+        return float(cell_error(r, levels, zero)) * magnitude_density(mixture, r)
 
     return quadrature(f, 0.0, 1.0, [*around(mixture), *levels])
 

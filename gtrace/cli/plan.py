@@ -273,16 +273,19 @@ def weigh(curves: Curves, weights: Sequence[str]) -> Curves:
     pairs = [pair for text in weights for pair in _pairs(text)]
     if not pairs:
         return curves
-    for pattern, _ in pairs:
-        if not any(_fits(name, pattern) for name in curves.tensors):
-            raise UsageError(f"--weight: no tensor matches '{pattern}'; {suggest(pattern, curves.tensors)}")
-    found = [next((by for pattern, by in pairs if _fits(name, pattern)), 1.0) for name in curves.tensors]
-    return curves.weighted(np.array(found))
+    found = dict.fromkeys(curves.tensors, 1.0)
+    # The first pattern that fits counts.
+    for pattern, by in reversed(pairs):
+        found |= dict.fromkeys(_fitting(curves.tensors, pattern, "--weight"), by)
+    return curves.weighted(np.array([*found.values()]))
 
 
-def _fits(name: str, pattern: str) -> bool:
-    """Whether a name is that pattern, or fits it."""
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+def _fitting(names: Sequence[str], pattern: str, said: str) -> list[str]:
+    """The names that are that pattern, or fit it."""
+    found = [name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        raise UsageError(f"{said}: no tensor matches '{pattern}'; {suggest(pattern, names)}")
+    return found
 
 
 def _pairs(text: str) -> Iterable[tuple[str, float]]:
@@ -487,7 +490,6 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
 
 def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
     from gtrace.codecs import codec, split_specs
-    from gtrace.trace.choose import matching
 
     for name in ("formats", "sparsity", "keep", "kind"):
         if getattr(settings, name) is not None:
@@ -503,7 +505,8 @@ def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
         keep &= np.isin(result["method"], wanted) | np.isin(result["codec"], [*wanted, *specs.values()])
     if settings.tensors is not None:
         names = list(dict.fromkeys(result["tensor"].tolist()))
-        keep &= np.isin(result["tensor"], list(matching(names, words(settings.tensors))))
+        chosen = [name for pattern in words(settings.tensors) for name in _fitting(names, pattern, "--tensors")]
+        keep &= np.isin(result["tensor"], chosen)
     if settings.steps is not None:
         keep &= np.isin(result["step"], settings.steps)
     if not keep.any():

@@ -83,7 +83,7 @@ class Curves:
         return np.where(option, bits, np.inf), np.where(option, error, np.inf)
 
     def _bits_of_all(self) -> NDArray[np.float64]:
-        """The bits as if all tensors were present at all steps: where one is not, the mean of its other steps."""
+        """The bits as if all tensors were present at all steps: of an absent one the mean of its other steps."""
         absent = np.isnan(self.energy)[:, :, None]
         usual = np.where(absent, 0.0, self.bits).sum(axis=1, keepdims=True)
         return np.where(absent, usual / np.maximum(1, (~absent).sum(axis=1, keepdims=True)), self.bits)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers_fitting import MIXTURES, around, quadrature, sampled_error, true_objective
+from helpers_fitting import MIXTURES, around, magnitude_density, quadrature, sampled_error, true_objective
 
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
@@ -47,13 +47,12 @@ def test_cells_keep_their_digits_however_narrow_and_far_out(name, edges):
     a, b = edges
     out = np.empty((1, 4))
     mixture.cells(as_law(law)._table, np.array(edges), out)
-    density = law.magnitude_density
     breaks = around(law)
-    assert out[0, 0] == pytest.approx(quadrature(lambda r: float(density(r)), a, b, breaks), rel=1e-10)
+    assert out[0, 0] == pytest.approx(quadrature(lambda r: magnitude_density(law, r), a, b, breaks), rel=1e-10)
     # (r - a) and (b - r) lose digits in the quadrature of a cell of 1e-7, not in the kernel
     tolerance = 1e-10 if b - a > 1e-3 else 1e-6
     for column, f in enumerate((lambda r: r - a, lambda r: b - r, lambda r: (b - r) * (r - a)), start=1):
-        expected = quadrature(lambda r: f(r) * float(density(r)), a, b, breaks)  # noqa: B023
+        expected = quadrature(lambda r: f(r) * magnitude_density(law, r), a, b, breaks)  # noqa: B023
         assert out[0, column] == pytest.approx(expected, rel=tolerance)
     assert out[0, 1] + out[0, 2] == pytest.approx((b - a) * out[0, 0], rel=1e-13)
 
@@ -115,7 +114,7 @@ def test_areas_are_the_hinge_and_convex(name):
         source = MIXTURES[name.split()[1]]
         for t, area in zip(points, areas, strict=True):
             expected = quadrature(
-                lambda r: (t - r) * float(source.magnitude_density(r)),  # noqa: B023
+                lambda r: (t - r) * magnitude_density(source, r),  # noqa: B023
                 0.0,
                 t,
                 around(source),

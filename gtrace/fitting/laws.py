@@ -48,7 +48,7 @@ def check_law(law: LawLike, *, symmetric: bool = True) -> None:
     if law.norm == "none":
         raise UsageError("law: a sketch with norm none has no levels in units of r; build it with l2, linf or l1")
     if not symmetric:
-        raise UsageError("law: a sketch has no signs; symmetric=False needs a mixture")
+        raise UsageError("law: a sketch has no signs; zero=None needs a mixture")
 
 
 def as_law(law: LawLike, *, weighted: bool = True, symmetric: bool = True) -> Law | None:

@@ -101,10 +101,10 @@ def expected_variance(law: LawLike, levels: ArrayLike, zero: bool | None = True,
     symmetric = zero is not None
     check_law(law, symmetric=symmetric)
     if isinstance(law, MomentSketch):
-        total = total_weight(law, weighted=weighted)
-        error, plain, _, _ = law.expect(levels, zero=bool(zero))
-        return ((error - law.clip_error) if weighted else plain) / total if total > 0 else 0.0
-    low, high = law.support
+        # What is in the last bin is at least its lower edge.
+        low, high = 0.0, float(law.lower[-1]) if law.rows.size else 0.0
+    else:
+        low, high = law.support
     if symmetric:
         grid = as_levels(levels, zero=bool(zero))
         low, high = 0.0, max(high, -low)
@@ -115,6 +115,10 @@ def expected_variance(law: LawLike, levels: ArrayLike, zero: bool | None = True,
     covered = grid[-1] >= high and (symmetric or grid[0] <= low)
     if not covered:
         raise UsageError(f"levels: {grid[0]:g} to {grid[-1]:g} do not cover the law's support")
+    if isinstance(law, MomentSketch):
+        total = total_weight(law, weighted=weighted)
+        error, plain, _, _ = law.expect(grid, zero=bool(zero))
+        return ((error - law.clip_error) if weighted else plain) / total if total > 0 else 0.0
     return MixtureLaw(law, symmetric=symmetric).gradient(grid, symmetric and not zero)[0]
 
 

@@ -235,7 +235,7 @@ def test_what_is_no_law_is_refused():
         as_law(np.ones(3))
     with pytest.raises(UsageError, match="norm none"):
         as_law(MomentSketch.of(np.ones(3), norm="none"))
-    with pytest.raises(UsageError, match="no signs"):
+    with pytest.raises(UsageError, match="no signs; zero=None needs a mixture"):
         as_law(MomentSketch.of(np.ones(3)), symmetric=False)
 
 
@@ -243,6 +243,8 @@ def test_variance_asks_for_levels_that_cover_the_law():
     law = MIXTURES["one"]
     with pytest.raises(UsageError, match="cover"):
         expected_variance(law, [0.0, 0.5])
+    with pytest.raises(UsageError, match=r"0 to 0\.5 do not cover"):
+        expected_variance(MomentSketch.of([3.0, -4.0]), [0.0, 0.5])
     with pytest.raises(UsageError, match="first level must be 0"):
         expected_variance(law, [0.5, 1.0])
     inner = TruncatedNormalMixture([0.0], [0.1], [1.0], support=(-0.25, 0.5))

@@ -29,10 +29,10 @@ def magnitude_count(bits: int) -> int:
     """Number of magnitudes that a symbol of ``bits`` bits can name besides its sign: 2^(bits - 1).
 
     Raises:
-        UsageError: bits that are not between 2 and 12.
+        UsageError: bits that are not an integer from 2 to 12.
     """
-    if not 2 <= bits <= 12:
-        raise UsageError(f"bits: {bits} is not between 2 and 12")
+    if bits not in range(2, 13):
+        raise UsageError(f"bits: {bits} is not an integer from 2 to 12")
     return 1 << (int(bits) - 1)
 
 

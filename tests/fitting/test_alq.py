@@ -164,7 +164,8 @@ def test_whatever_the_values_levels_ascend(method, zero, values, bucket, norm):
 @pytest.mark.parametrize(
     ("fit", "arguments", "said"),
     [
-        (alq_levels, {"bits": 1}, "between 2 and 12"),
+        (alq_levels, {"bits": 1}, "from 2 to 12"),
+        (alq_levels, {"bits": 2.5}, "2.5 is not an integer"),
         (alq_levels, {"bits": 3, "method": "sgd"}, "did you mean"),
         (alq_levels, {"bits": 3, "start": [0.0, 1.0]}, "give 4 ascending levels, first 0 and last 1"),
         (alq_levels, {"bits": 3, "start": [0.0, 0.2, 0.3, 1.0], "zero": False}, "first one above 0"),

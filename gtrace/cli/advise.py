@@ -19,7 +19,7 @@ from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo, wide_console
 from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, pick, print_json
 from gtrace.errors import EXIT_INTERRUPTED, GtraceError, OutputExistsError, UsageError
-from gtrace.report.names import duration, number
+from gtrace.report.names import duration, lost, number
 from gtrace.settings import nested, option
 from gtrace.training.tasks import sample_file
 from gtrace.units import parse_bandwidth, rate_text
@@ -110,7 +110,8 @@ def _lines(advice: Advice, program: str) -> list[str]:
     lines = ["", *_table(advice)]
     if advice.speeds:
         *slower, last = advice.speeds
-        said = [f"{one.recommendation} up to {rate_text(one.high, digits=2)}" for one in slower]
+        ends = {rate_text(one.high, digits=2): one.recommendation for one in reversed(slower)}
+        said = [f"{name} up to {speed}" for speed, name in reversed(ends.items())]
         said.append(f"{last.recommendation} {'above' if said else 'everywhere'}")
         lines += textwrap.wrap(f"By link speed: {', '.join(said)}", _WIDTH, subsequent_indent=" " * 15)
     if advice.step is not None:
@@ -135,7 +136,7 @@ def _table(advice: Advice) -> list[str]:
     rows = [("", "bits", "error", *(("step",) if timed else ()))]
     for one in advice.options:
         step = (duration(one.seconds),) if timed else ()
-        rows.append((one.name, number(one.bits), number(one.error), *step))
+        rows.append((one.name, number(one.bits), lost(one.error), *step))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

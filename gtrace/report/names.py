@@ -179,12 +179,21 @@ def bits_text(target: float) -> str:
 
 
 def energy_share(error: float) -> str:
-    """An error over the gradient's energy, as verdicts and the table at equal bits show it.
+    """An error over the gradient's energy, as sentences and the table at equal bits show it.
 
     >>> energy_share(0.0459), energy_share(2.78)
     ('4.6%', '278%')
     """
     return f"{number(100 * error, 2)}%" if math.isfinite(error) else MISSING
+
+
+def lost(error: float) -> str:
+    """An error likewise, with the three digits that the table beside a verdict has.
+
+    >>> lost(0.0931), lost(7.59)
+    ('9.31%', '759%')
+    """
+    return f"{number(100 * error)}%" if math.isfinite(error) else MISSING
 
 
 def signed_percent(change: float) -> str:

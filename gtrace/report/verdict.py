@@ -25,7 +25,7 @@ import numpy as np
 
 from gtrace.report.analysis.families import FITTED, Configuration
 from gtrace.report.analysis.safety import SAFE_COST
-from gtrace.report.names import MISSING, count, listed, number
+from gtrace.report.names import count, listed, lost, number
 from gtrace.report.section import Answer, Verdict
 from gtrace.report.statistics import thirds
 from gtrace.units import rate_text
@@ -237,11 +237,6 @@ def _saved(row: Saving, reference: Saving) -> str:
     share = 1 - row.step.seconds / reference.step.seconds
     name = "float32" if reference.spec == "none" else reference.spec
     return f"{share:.0%} of a step against {name}" if share >= 0.005 else f"no time against {name}"
-
-
-def lost(error: float) -> str:
-    """A share of gradient energy as verdicts and the table beside them show it."""
-    return f"{number(100 * error)}%" if math.isfinite(error) else MISSING
 
 
 def _confidence(choice: RuledChoice, analysis: SweepAnalysis, savings: Savings | None) -> str:

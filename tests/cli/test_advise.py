@@ -17,6 +17,7 @@ from gtrace import open_trace
 from gtrace.cli.advise import paste
 from gtrace.planning import load_plan
 from gtrace.report.section import Verdict
+from gtrace.sweep import ResultStore
 
 from .conftest import PROGRAM
 
@@ -47,6 +48,10 @@ def test_a_script_is_stopped_and_the_answer_fits_a_screen(advised):
         assert len(trace.steps("0.weight")) == 32
         times = trace.attrs["times"]
         assert 0 < times["backward"] < times["step"] < 1
+    # The page and a later report on the sweep show all that the answer is about.
+    stored = ResultStore.load(advised.folder / "train.advice" / "sweep.db")
+    assert len(stored.selected) == len(stored)
+    assert lines[0].split(maxsplit=1)[1][:20] in (advised.folder / "train.advice" / "report.html").read_text()
     left = {path.name for path in (advised.folder / "train.advice").iterdir()}
     assert left == {"trace.zarr", "sweep.db", "plan.toml", "report.html", "advice.json"}
 

@@ -18,10 +18,9 @@ from gtrace.report import figure_names, newest_results, write_report
 from gtrace.report.files import all_records, plain, to_csv, to_json, to_json_lines, to_parquet
 from gtrace.report.html import to_html
 from gtrace.report.inputs import Asked, make_report
-from gtrace.report.names import literal, number
+from gtrace.report.names import literal, lost, number
 from gtrace.report.sections import sections
 from gtrace.report.text import MOST_LINES, latex_text, markdown_text, print_report, to_latex, to_markdown
-from gtrace.report.verdict import lost
 
 
 def printed(report, width=120, encoding="utf-8", *, full=True, **console):

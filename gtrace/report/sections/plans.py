@@ -13,10 +13,9 @@ from gtrace.planning.plan import WORTH, TensorPlan, to_plain
 from gtrace.report.analysis.details import rotates
 from gtrace.report.analysis.families import method_of
 from gtrace.report.analysis.safety import samples as whole_samples
-from gtrace.report.names import count, listed, number
+from gtrace.report.names import count, listed, lost, number
 from gtrace.report.section import FEW_ROWS, NOTHING, Cell, Column, Numbers, Section, Table, column, value_cell, words
 from gtrace.report.sections import charts
-from gtrace.report.verdict import lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -21,6 +21,7 @@ from gtrace.report.names import (
     duration,
     energy_share,
     listed,
+    lost,
     number,
     percent,
     signed_percent,
@@ -28,7 +29,7 @@ from gtrace.report.names import (
 )
 from gtrace.report.section import FEW_ROWS, NOTHING, PARETO, Cell, Column, LayerTables, Table, column, value_cell, words
 from gtrace.report.statistics import THIRDS
-from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose, lost, short_list
+from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose, short_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from gtrace.noise import NoiseCosts, shorter_steps
 from gtrace.noise.adam import AdamPoint, adam_ladder
 
 WEIGHTS, LR = 12, 2e-3
@@ -85,3 +86,35 @@ def test_equivalent_batches_while_v_moves(steps):
     # One mean of v serves all steps, and the gradient that is in v does not shrink: so much is approximate.
     np.testing.assert_allclose([*ladder.losses, ladder.loss], [*found, loss], rtol=0.01)
     assert ladder.equivalent == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_noise_of_a_codec_makes_steps_shorter(workers):
+    # Each element: expected gradient 1, noise 2 and codec's variance 6 of one worker.
+    noise, codec, scale = 2.0, 6.0, 1 / np.sqrt(3.0)
+    costs = NoiseCosts(
+        codecs=("a",),
+        tensors=("w",),
+        noise=np.eye(8) * noise * scale,
+        gram=np.zeros((1, 1, 8, 8)),
+        variance=np.array([[codec * scale]]),
+        lost=np.zeros((1, 1)),
+        signal=np.array([scale]),
+        growth=np.array([np.nan]),
+        unbiased=(True,),
+        source="ranks",
+        batch=64.0,
+        optimizer={"kind": "Adam"},
+        lr=1e-3,
+        last=0,
+    )
+    moved = []
+    for variance in (noise / workers, (noise + codec) / workers):
+        rng = np.random.default_rng(0)
+        x = torch.zeros(2000, requires_grad=True)
+        optimizer = torch.optim.Adam([x], lr=1e-3)
+        for _ in range(400):
+            x.grad = torch.from_numpy(1 + np.sqrt(variance) * rng.standard_normal(2000)).float()
+            optimizer.step()
+        moved.append(float(x.detach().mean()))
+    assert shorter_steps(costs, 0, workers) == pytest.approx(1 - moved[1] / moved[0], abs=0.02)

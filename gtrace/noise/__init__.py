@@ -25,6 +25,7 @@ from gtrace.noise.prediction import (
     filtered_ratio,
     impulse_weight,
     predict,
+    shorter_steps,
 )
 
 __all__ = [
@@ -50,4 +51,5 @@ __all__ = [
     "noise_ratio",
     "pooled",
     "predict",
+    "shorter_steps",
 ]

@@ -414,6 +414,7 @@ class NoisePrediction(NamedTuple):
         high: upper end.
         batch: B.
         lost: share of a step's progress that the bias takes, 0 for an unbiased codec; negative for longer steps.
+        shorter: share by which the noise makes Adam's steps shorter, 0 under other optimizers.
         known: whether the theory covers this codec.
         why: why not, in one clause.
     """
@@ -425,6 +426,12 @@ class NoisePrediction(NamedTuple):
     lost: float = 0.0
     known: bool = True
     why: str = ""
+    shorter: float = 0.0
+
+    @property
+    def taken(self) -> float:
+        """The part of a step's progress that bias or noise takes, whichever takes more."""
+        return max(self.lost, self.shorter)
 
     @property
     def equivalent(self) -> float:
@@ -477,6 +484,19 @@ def _nodes(costs: NoiseCosts, batch: float) -> tuple[float, float]:
     every = [moments(costs.noise, costs.gram[k].sum(axis=0), total[k], batch) / total[k] for k in np.flatnonzero(there)]
     mean = np.mean(every, axis=0)
     return gauss_nodes(mean) if mean[1] > 0 else (0.0, 1.0)
+
+
+def shorter_steps(costs: NoiseCosts, codec: int, workers: int = 1) -> float:
+    """Share by which an unbiased codec's noise makes Adam's steps shorter: it is in the second moment v, too.
+
+    In coordinates divided by s an element's energy is the root of v, so sums over elements are enough: steps are
+    shorter by 1 - sqrt(E / (E + V)), with E the energy of the average of the workers' gradients and V the variance
+    that the codec adds to it. An equivalent batch does not show that: it compares noise, and not progress.
+    """
+    noise = np.trace(costs.noise) / len(costs.noise)
+    energy = max(float(costs.signal.sum()), 0.0) + noise / workers
+    variance = float(costs.variance[codec].sum()) / workers
+    return 1 - math.sqrt(energy / (energy + variance)) if energy > 0 else math.nan
 
 
 def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, batch: float) -> NoisePrediction:

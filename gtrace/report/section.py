@@ -285,8 +285,9 @@ class Verdict(Tabular):
         bits: its measured bits per value; None for none.
         error: its error as the report's tables have it; None for none.
         prediction: what its noise costs: ``horizon`` in steps, ``workers``, ``batch`` and ``equivalent_batch`` in
-            samples over all workers with a 95% interval (``_low``, ``_high``), and ``lost_progress``, the part of each
-            step that its bias takes; None if that is not known.
+            samples over all workers with a 95% interval (``_low``, ``_high``), ``lost_progress``, the part of each
+            step that its bias takes, and ``shorter_steps``, by which its noise makes Adam's steps shorter; None if that
+            is not known.
     """
 
     answer: Answer

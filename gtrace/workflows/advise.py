@@ -324,8 +324,7 @@ def _sweep(trace: Path, codecs: Sequence[Codec], steps: Sequence[int], output: P
     if drawn:
         run_sweep(trace, drawn, steps=steps, draws=1, optimal=False, output=output)
     # All of them last: a report on the file shows what was asked for last.
-    result = run_sweep(trace, codecs, steps=steps, draws=0, optimal=False, output=output)
-    return result
+    return run_sweep(trace, codecs, steps=steps, draws=0, optimal=False, output=output)
 
 
 def _best_codec(analysis: SweepAnalysis, savings: Savings | None) -> str | None:

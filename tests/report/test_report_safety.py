@@ -85,6 +85,7 @@ def predicted(equivalent=60.0, least=None, most=None, lost=0.0, batch=64.0):
         pytest.param(predicted(99, lost=0.1, batch=100), "safe", id="a tenth of the progress"),
         pytest.param(predicted(99, lost=0.11, batch=100), "cannot tell", id="more than a tenth of the progress"),
         pytest.param(predicted(99, lost=-0.2, batch=100), "safe", id="longer steps"),
+        pytest.param(predicted(99, batch=100)._replace(shorter=0.11), "cannot tell", id="shorter steps"),
         pytest.param(predicted(99, lost=0.96, batch=100), "at risk", id="no progress"),
     ],
 )
@@ -158,6 +159,16 @@ def test_verdicts_follow_from_the_prediction_whatever_the_plain_ratio_says(costs
     assert found["d"].reason.startswith("will not train")
     assert NOT_MEASURED in found["e"].reason
     assert [j.close for j in found.values()] == [False, False, True, False, False]
+
+
+def test_noise_that_makes_steps_of_adam_shorter_is_not_safe(costs):
+    for optimizer, verdict in ((SGD, "safe"), ({"kind": "Adam", "betas": [0.9, 0.999]}, "cannot tell")):
+        made = costs_of({"a": 1.0, "b": 1e-4}, optimizer=optimizer)
+        # All of the codec's noise is in flat directions, which cost no batch.
+        costs(dataclasses.replace(made, gram=made.gram * 1e-6))
+        found = verdicts({"a": (1.0, 0.0), "b": (1e-4, 0.0)})
+        assert [j.verdict for j in found.values()] == [verdict, "safe"]
+        assert ("shortens Adam's steps by about a fifth" in found["a"].reason) == (verdict != "safe"), found["a"].reason
 
 
 def test_a_prediction_that_does_not_hold_leaves_what_the_plain_ratio_clears(costs):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gtrace.noise import Dynamics, NoiseCosts, NoisePrediction, cost, predict
+from gtrace.noise import Dynamics, NoiseCosts, NoisePrediction, cost, predict, shorter_steps
 from gtrace.report.analysis.cells import Sums, divide
 from gtrace.report.names import count, number
 from gtrace.report.statistics import UNKNOWN, Interval, ratio_of_sums
@@ -90,8 +90,10 @@ class Outlook:
             return None
         codec = self.costs.codecs.index(spec)
         found = predict(self.costs, codec, self.dynamics, self.horizon, batch=self.costs.batch)
+        unbiased = self.costs.unbiased[codec] and not self.costs.memory(codec)
+        shorter = shorter_steps(self.costs, codec, self.workers) if self.dynamics.averaging and unbiased else 0.0
         # Averaging divides both noises by the number of workers.
-        return found._replace(batch=self.batch)
+        return found._replace(batch=self.batch, shorter=shorter)
 
     def parts(self) -> dict[tuple[str, str], float]:
         """Part of each codec's cost that is in each tensor, by spec and tensor."""
@@ -166,7 +168,7 @@ class Judgement:
         found = self.prediction
         if found is None or self.verdict == "safe":
             return False
-        return found.equivalent >= (1 - SAFE_COST) * found.batch and found.lost <= SAFE_COST
+        return found.equivalent >= (1 - SAFE_COST) * found.batch and found.taken <= SAFE_COST
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ class Safety:
             "equivalent_batch_low": prediction.least,
             "equivalent_batch_high": prediction.most,
             "lost_progress": prediction.lost,
+            "shorter_steps": prediction.shorter,
         }
 
 
@@ -326,7 +329,7 @@ def verdict_on(found: NoisePrediction) -> SafetyVerdict:
     limit = (1 - SAFE_COST) * found.batch
     if found.most < limit or hopeless(found):
         return "at risk"
-    return "safe" if found.least >= limit and found.lost <= SAFE_COST else "cannot tell"
+    return "safe" if found.least >= limit and found.taken <= SAFE_COST else "cannot tell"
 
 
 def hopeless(found: NoisePrediction) -> bool:
@@ -345,6 +348,8 @@ def cost_in_words(found: NoisePrediction, horizon: int) -> str:
     share = 1 - found.equivalent / found.batch
     batch = "nothing that can be seen" if share < SEEN else f"{part_in_words(share)} of the batch"
     progress = "" if found.lost < SEEN else f"; its bias takes {part_in_words(found.lost)} of each step's progress"
+    if found.shorter > SAFE_COST:
+        progress += f"; its noise shortens Adam's steps by {part_in_words(found.shorter)}"
     return f"costs {batch} over {horizon:,} steps ({samples(found.equivalent)} of {whole}; {between}){progress}"
 
 

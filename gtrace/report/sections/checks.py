@@ -102,8 +102,8 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         column(like, lambda one: batch_cell(one[1], interval=True), trains),
         column(
             "lost progress",
-            lambda one: NOTHING if (cost := one[1].prediction) is None else percent(max(cost.lost, 0.0)),
-            "part of each step's progress that the bias takes",
+            lambda one: NOTHING if (cost := one[1].prediction) is None else percent(max(cost.taken, 0.0)),
+            "part of each step's progress that the bias takes, or noise that makes Adam's steps shorter",
             1,
         ),
         column("noise ratio", lambda one: _ratio_cell(one[1]), added, 2),
@@ -123,7 +123,8 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
     notes = [
         (
             f"Safe: by the whole interval the codec costs at most a tenth of the batch{over}, and its bias takes at "
-            "most a tenth of each step's progress. At risk: by the whole interval it costs more than a tenth."
+            "most a tenth of each step's progress, as does its noise, which makes Adam's steps shorter. At risk: by "
+            "the whole interval it costs more than a tenth."
         ),
         (
             "The interval is one that 9 of 10 measured trainings agreed with. "

@@ -4,11 +4,12 @@ import dataclasses
 import shutil
 
 import pytest
-from helpers_report import EVIL, PROVENANCE, result_of, rows_of, write_runs
+from helpers_report import EVIL, PROVENANCE, result_of, row, rows_of, write_runs
 
 from gtrace.costs import Network
 from gtrace.report import analyze, write_html
 from gtrace.report.analysis.savings import ASSUMED, network_model, savings_of_sweep
+from gtrace.sweep.gradient_noise import NOISE
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra: browser)")
 
@@ -228,3 +229,46 @@ def test_the_page_is_there_without_its_script(browser, page_file):
     assert page.locator("table.sortable").count() > 3
     assert page.locator("th button").count() == 0
     context.close()
+
+
+#: Pairs of texts of a plot that cover each other, and texts that reach out of it.
+COVERED = """() => [...document.querySelectorAll(".plot svg")].filter((svg) => svg.clientWidth).flatMap((svg) => {
+    const frame = svg.getBoundingClientRect();
+    const texts = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+    const out = texts.filter(([, a]) => a.left < frame.left - 1 || a.right > frame.right + 1).map(([name]) => name);
+    const over = ([, a], [, b]) =>
+        Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+        Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3;
+    const pairs = texts.flatMap((a, k) => texts.slice(k + 1).filter((b) => over(a, b)).map((b) => `${a[0]} / ${b[0]}`));
+    return [...out, ...pairs];
+})"""
+
+
+def test_names_and_numbers_of_a_plot_are_whole_and_cover_no_others(browser, tmp_path):
+    # Errors down to 1e-9, a rate without any other, and gradient noise just above the first points.
+    codecs = {"topk": (0.3, 0.6), "qsgd": (1.0, 0.3), "alq": (2.0, 0.1), "zipml": (2.1, 0.09), "fp16": (16.0, 1e-9)}
+    rows, details = [], {}
+    for step in range(4):
+        details["w", step, NOISE] = {"variance": 0.9, "signal": 0.1, "freedom": 3}
+        for spec, (bits, error) in codecs.items():
+            about = {"codec": spec, "method": spec, "params": "{}", "bits": None, "bits_total": bits}
+            rows.append(row("w", step, squared_error=error) | about | {"noise_ratio": error, "relative_bias": 0.0})
+    result = result_of(rows, provenance={"noise": {"from": ["ranks"]}}, details=details)
+    page, _, said = opened_at(browser, write_html(tmp_path / "page.html", [result]))
+    assert page.locator(".plot svg text", has_text="0.00001%").count()
+    assert page.evaluate(COVERED) == []
+    assert said == []
+
+
+def test_lines_without_markers_look_different(browser, tmp_path):
+    methods = [f"codec{k:02}" for k in range(12)]
+    steps = [{"type": "step", "run": run, "step": k, "loss": 1.0 + k, "bits": 8.0} for run in methods for k in range(9)]
+    records = [{"type": "study", "workers": 1}, *steps]
+    page, _, _ = opened_at(browser, write_html(tmp_path / "page.html", runs=[records]))
+    looks = page.evaluate(
+        """() => [...document.querySelector(".drawing").querySelectorAll(".legend button")].map((button) =>
+            ["svg", "path"].map((name) => button.querySelector(name)).map((own, k) =>
+                own.getAttribute(k ? "stroke-dasharray" : "class")).join())"""
+    )
+    assert len(looks) == len(set(looks)) == len(methods)
+    assert page.locator(".drawing").first.locator(".legend .marker").count() == 0

@@ -10,7 +10,9 @@ from scipy import stats
 from gtrace.errors import TraceError
 from gtrace.report import make_report, to_html, to_markdown
 from gtrace.report.analysis.runs import analyze_runs, common_loss, running_mean, seconds_to_loss
-from gtrace.report.sections.training import runs_verdict, shadow_table
+from gtrace.report.sections import charts
+from gtrace.report.sections.training import difference_text, runs_section, runs_verdict, shadow_table
+from gtrace.report.statistics import Interval
 from gtrace.runlog import read_runlog
 
 STUDY = {"type": "study", "version": 1, "task": "t", "workers": 4}
@@ -239,3 +241,33 @@ def test_runs_without_accuracy_are_compared_by_test_loss_and_those_that_did_not_
     log = [STUDY, *finished({0: 1.0, 1: 2.0}, "none")]
     unfinished = [r for r in log if not (r["type"] == "end" and r["seed"] == 1)]
     assert make_report(runs=[unfinished]).runs[0].groups[0].seeds == (0,)
+
+
+def test_several_codecs_and_seeds_have_one_sentence_first_and_one_curve_name_each(tmp_path):
+    runs = ("none", "qsgd:bits=2", "alq:bits=3")
+    log = analyze_runs(read_runlog(write_runs(tmp_path / "a.jsonl", runs=runs, seeds=range(5), steps=40)))
+    first = runs_verdict(log)[0]
+    assert first.startswith("Test accuracy against ")
+    assert first.index("qsgd:bits=2 -1.00 points") < first.index("alq:bits=3 -2.00 points")
+    section = runs_section(log)
+    # The answer is over seeds, not the first runs of the log.
+    assert section.brief.title == section.tables[0].title == "Over seeds"
+    for panel in charts.training_curves(log, "steps").panels:
+        assert len(panel.curves) == 15
+        assert {curve.label for curve in panel.curves} == {"uncompressed", "qsgd b2", "alq b3"}
+        assert {curve.names[-1] for curve in panel.curves if curve.label == "alq b3"} == {
+            f"alq b3, seed {seed}" for seed in range(5)
+        }
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "p", "said"),
+    [
+        (-0.2, -0.02, 0.01, ""),
+        (-0.2, 0.02, 0.2, ", within the noise of seeds"),
+        (-0.2, -0.02, 0.06, ", but not sure with so many codecs compared"),
+    ],
+)
+def test_a_difference_is_not_called_noise_beside_an_interval_without_zero(low, high, p, said):
+    text = difference_text("test loss", Interval(-0.1, low, high, count=5), p)
+    assert text.partition(")")[2] == said

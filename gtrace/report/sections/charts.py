@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Name of the curve through the Pareto-optimal configurations.
 FRONT = "best measured"
 #: Name of the points where levels and codes were fitted again.
-FITTED = "levels fitted"
+FITTED = "fitted"
 #: Bars, and curves, of the tensors of a plan with the most elements.
 MOST_BARS, MOST_CURVES = 40, 8
 #: Points of a long curve that a page draws.
@@ -50,13 +50,16 @@ def charted(name: str, title: str, caption: str, chart: Callable[[], Chart], **r
 def _curve(
     label: str, x: ArrayLike, y: ArrayLike, names: Sequence[str] = (), *, positive: bool = True, **how: str
 ) -> Iterable[Curve]:
-    """The points of a curve that can be drawn, none if there are none; a long one is thinned out."""
+    """The points of a curve that can be drawn, none if there are none; a long one is thinned out.
+
+    ``names`` has the name of each point, or one for all.
+    """
     xs, ys = np.asarray(x, np.float64), np.asarray(y, np.float64)
     known = np.flatnonzero(np.isfinite(xs) & np.isfinite(ys) & ((ys > 0) | (not positive)))
     if len(known) > _POINTS:
         known = known[np.linspace(0, len(known) - 1, _POINTS).round().astype(np.int64)]
     if len(known):
-        named = tuple(names[k] for k in known.tolist()) if names else ()
+        named = tuple(names[k if len(names) > 1 else 0] for k in known.tolist()) if names else ()
         yield Curve(label, tuple(xs[known].tolist()), tuple(ys[known].tolist()), names=named, **how)  # type: ignore[arg-type]
 
 
@@ -98,8 +101,7 @@ def _over_steps(
         if k >= 0:
             c = analysis.configurations[k]
             name = f"{c.name}, {number(c.bits, 2)} bits"
-            names = [name] * len(analysis.steps)
-            curves += _curve(family.label, analysis.steps, values[k], names, method=family.method)
+            curves += _curve(family.label, analysis.steps, values[k], [name], method=family.method)
     curves += others
     return Chart((Panel(tuple(curves), x_label=_STEP, y_label=y_label, log_y=True, percent=percent),), "")
 
@@ -191,11 +193,11 @@ def training_curves(log: RunLogAnalysis, against: Literal["steps", "bits", "time
     losses: list[Curve] = []
     tests: list[Curve] = []
     accuracy = any(np.isfinite(run.accuracy).any() for run in log.runs)
-    for run, name in _named(log):
+    for run, name, point in _named(log):
         x = {"steps": run.steps, "bits": run.sent / 8, "time": run.sim_seconds}[against]
         at = {"steps": run.eval_steps, "bits": run.eval_sent / 8, "time": run.eval_sim_seconds}[against]
-        losses += _curve(name, x, _smooth(run.loss), form="plain", method=method_of(run.spec))
-        tests += _curve(name, at, run.accuracy if accuracy else run.eval_loss, method=method_of(run.spec))
+        losses += _curve(name, x, _smooth(run.loss), point, form="plain", method=method_of(run.spec))
+        tests += _curve(name, at, run.accuracy if accuracy else run.eval_loss, point, method=method_of(run.spec))
     what = "encoded" if log.neural else "sent"
     x_label = {"steps": log.step_name, "bits": f"bytes {what} by one worker", "time": "simulated seconds"}[against]
     log_x, tested = against == "bits", "accuracy" if accuracy else "loss"
@@ -209,18 +211,19 @@ def training_curves(log: RunLogAnalysis, against: Literal["steps", "bits", "time
 def bits_of_runs(log: RunLogAnalysis) -> Chart:
     """Bits per value that one worker sent in each step, and where its codec was fitted."""
     curves: list[Curve] = []
-    for run, name in _named(log):
-        curves += _curve(name, run.steps, run.bits, form="plain", method=method_of(run.spec))
+    for run, name, point in _named(log):
+        curves += _curve(name, run.steps, run.bits, point, form="plain", method=method_of(run.spec))
         fitted = np.isin(run.steps, run.updates)
-        curves += _curve(f"{name}, {FITTED}", run.steps[fitted], run.bits[fitted], form="points")
+        curves += _curve(f"{name}, {FITTED}", run.steps[fitted], run.bits[fitted], point, form="points")
     return Chart((Panel(tuple(curves), x_label=log.step_name, y_label=_BITS, log_y=True),), "")
 
 
 def error_of_runs(log: RunLogAnalysis) -> Chart:
     """Running mean of the error of the averaged or the neural gradients."""
     curves: list[Curve] = []
-    for run, name in _named(log):
-        curves += _curve(name, run.steps, _smooth(run.relative_variance), form="plain", method=method_of(run.spec))
+    for run, name, point in _named(log):
+        error = _smooth(run.relative_variance)
+        curves += _curve(name, run.steps, error, point, form="plain", method=method_of(run.spec))
     panel = Panel(tuple(curves), x_label=log.step_name, y_label=_LOST, log_y=True, percent=True)
     return Chart((panel,), "")
 
@@ -236,12 +239,17 @@ def weight_gradient_cosines(run: LoggedRun) -> Chart:
     return Chart(tuple(panels), "")
 
 
-def _named(log: RunLogAnalysis) -> list[tuple[LoggedRun, str]]:
-    """Each run with its name: short if that is unique, and with its seed if there are several."""
+def _named(log: RunLogAnalysis) -> list[tuple[LoggedRun, str, list[str]]]:
+    """Each run with its codec's name, short if that is unique, and what its points are called if there are seeds.
+
+    Runs with one codec have one name, and so one look.
+    """
     short = {run.spec: "uncompressed" if run.spec == BASELINE else short_spec(run.spec) for run in log.runs}
     names = {spec: name if list(short.values()).count(name) == 1 else spec for spec, name in short.items()}
     seeds = len({run.seed for run in log.runs}) > 1
-    return [(run, names[run.spec] + (f", seed {run.seed}" if seeds else "")) for run in log.runs]
+    return [
+        (run, name, [f"{name}, seed {run.seed}"] if seeds else []) for run in log.runs for name in [names[run.spec]]
+    ]
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from gtrace.report.analysis.runs import (
     last_known,
     seconds_to_loss,
 )
-from gtrace.report.names import MISSING, count, number, size
+from gtrace.report.names import MISSING, count, listed, number, size
 from gtrace.report.section import FEW_ROWS, Cell, Numbers, Section, Table, column, flat, value_cell, words
 from gtrace.report.sections import charts
 from gtrace.report.statistics import FEWEST_SEEDS, Interval
@@ -42,15 +42,17 @@ def runs_section(log: RunLogAnalysis) -> Section:
         facts.append(count(log.study["parameters"], "parameter"))
     said = (*runs_verdict(log), *noise_sentences(log))
     study = {key: value for key, value in log.study.items() if key not in ("type", "tensors")}
-    table = run_table(log)
+    table, seeds = run_table(log), seed_table(log) if log.several_seeds else None
     return Section(
         kind="Training",
         name=log.name,
         sentences=said,
-        blocks=(*_tables(log, table), *run_figures(log)),
+        blocks=(*_tables(log, table, seeds), *run_figures(log)),
         place="training",
-        # The first runs, without notes.
-        brief=dataclasses.replace(table, rows=table.rows[:FEW_ROWS], notes=()) if log.runs else None,
+        # The first codecs or runs, without notes.
+        brief=dataclasses.replace(seeds or table, rows=(seeds or table).rows[:FEW_ROWS], notes=())
+        if log.runs
+        else None,
         notes=log.notes,
         warnings=log.warnings,
         facts=", ".join(filter(None, facts)),
@@ -72,11 +74,11 @@ def pooled_section(pool: RunPool) -> Section:
     )
 
 
-def _tables(log: RunLogAnalysis, runs: Table) -> Iterator[Table]:
+def _tables(log: RunLogAnalysis, runs: Table, seeds: Table | None) -> Iterator[Table]:
+    if seeds is not None:
+        yield seeds
     if log.runs:
         yield runs
-    if log.several_seeds:
-        yield seed_table(log)
     if log.has_ranks:
         yield rank_table(log)
     if any(run.shadow for run in log.runs):
@@ -89,6 +91,8 @@ def seed_table(log: RunLogAnalysis | RunPool, notes: Sequence[str] = ()) -> Tabl
     sent = "encoded" if log.neural else "sent"
     against = "mean difference to uncompressed runs with the same seed; pp: percentage points"
     said = [f"{log.averaged}; finished runs only. Differences to the uncompressed runs are paired by seed."]
+    if any(group.p_holm >= SIGNIFICANT for group in log.groups):
+        said.append("Gray: not beyond the noise of seeds, corrected for the number of codecs (Holm).")
     if any(len(group.seeds) < FEWEST_SEEDS for group in log.groups):
         said.append(f"Fewer than {FEWEST_SEEDS} seeds: no interval; this describes what happened.")
 
@@ -97,17 +101,17 @@ def seed_table(log: RunLogAnalysis | RunPool, notes: Sequence[str] = ()) -> Tabl
 
     columns: list[Shows[SeedGroup]] = [
         words("codec", lambda g: g.spec),
-        column("seeds", lambda g: Cell(str(len(g.seeds)), hint=", ".join(map(str, g.seeds))), rank=2),
+        column("seeds", lambda g: Cell(str(len(g.seeds)), hint=", ".join(map(str, g.seeds))), rank=3),
         column(f"mean {metric}", lambda g: metric_text(metric, g.mean), "over seeds"),
-        column("deviation", lambda g: metric_text(metric, g.deviation), "standard deviation over seeds", 1),
-        column("95% interval", lambda g: span(g.interval, metric_text), "of the mean, by Student's t", 2),
+        column("deviation", lambda g: metric_text(metric, g.deviation), "standard deviation over seeds", 2),
+        column("95% interval", lambda g: span(g.interval, metric_text), "of the mean, by Student's t", 3),
         column(
             "against none",
-            lambda g: Cell(_points(metric, g.difference.estimate), mark="best" if g.p_holm < SIGNIFICANT else ""),
+            lambda g: Cell(_points(metric, g.difference.estimate), mark="quiet" if g.p_holm >= SIGNIFICANT else ""),
             against,
         ),
         column("its 95% interval", lambda g: span(g.difference, _points), "by Student's t over seeds", 1),
-        column(f"float32 / {sent}", lambda g: number(g.ratio), "bits, mean over seeds", 3),
+        column(f"float32 / {sent}", lambda g: number(g.ratio), "bits, mean over seeds", 1),
     ]
     return Table.of("Over seeds", log.groups, columns, notes=(*said, *notes), empty="No run was finished.")
 
@@ -236,7 +240,7 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
     if analysis.several_seeds:
         return seeds_verdict(analysis)
     fewer = f"fewer bits {'for the neural gradients' if analysis.neural else 'sent up'} than with float32"
-    sentences = []
+    sentences = _leading(analysis.groups)
     for run in analysis.runs:
         if run.spec == BASELINE and len(analysis.runs) > 1:
             continue
@@ -295,7 +299,7 @@ def _between_ranks(costs: RankCosts) -> list[str]:
 
 def seeds_verdict(log: RunLogAnalysis | RunPool) -> list[str]:
     """One sentence per codec over seeds: its mean, its difference to the uncompressed runs, and how sure that is."""
-    sentences = []
+    sentences = _leading(log.groups)
     for group in log.groups:
         if group.spec == BASELINE and len(log.groups) > 1:
             continue
@@ -311,12 +315,30 @@ def seeds_verdict(log: RunLogAnalysis | RunPool) -> list[str]:
     return sentences
 
 
+def _leading(groups: Sequence[SeedGroup]) -> list[str]:
+    """Several codecs in one sentence, the best first; nothing about a single one, or without uncompressed runs."""
+    baseline = next((group for group in groups if group.spec == BASELINE), None)
+    compared = [group for group in groups if math.isfinite(group.difference.estimate)]
+    if baseline is None or len(compared) < 2:
+        return []
+    metric = baseline.metric
+    sign, unit = (-1, " points") if metric == "test accuracy" else (1, "")
+    compared.sort(key=lambda group: sign * group.difference.estimate)
+    named = [f"{group.spec} {_signed(metric, group.difference.estimate)}{unit}" for group in compared]
+    seeds = max(len(group.seeds) for group in compared)
+    about = f"{metric} against {metric_text(metric, baseline.mean)} uncompressed ({count(seeds, 'seed')})"
+    return [f"{about[:1].upper()}{about[1:]}, best first: {listed(named)}."]
+
+
 def difference_text(metric: str, difference: Interval, p_holm: float) -> str:
     """A paired difference with how sure it is: ``-0.31 points (95%: -0.52 to -0.10)``."""
     said = _signed(metric, difference.estimate) + " points" * (metric == "test accuracy")
     if not difference.known:
         return f"{said} (descriptive: {difference.why})"
-    sure = "" if p_holm < SIGNIFICANT else ", within the noise of seeds"
+    sure = ""
+    if not p_holm < SIGNIFICANT:
+        within = difference.low <= 0 <= difference.high
+        sure = ", within the noise of seeds" if within else ", but not sure with so many codecs compared"
     return f"{said} (95%: {_signed(metric, difference.low)} to {_signed(metric, difference.high)}){sure}"
 
 

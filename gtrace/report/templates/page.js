@@ -7,6 +7,7 @@
   const COLOURS = 10;
   const MARKERS = ["circle", "square", "triangle", "diamond", "cross", "plus", "down", "ring", "star"];
   const MOST_LABELS = 14;
+  const MOST_NAMED = 60;
   // Pixels above a figure, for the name of its vertical axis.
   const TOP = 24;
   const BYTES = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
@@ -187,7 +188,8 @@
     if (label === FRONT) return { colour: "front", marker: null, dash: "" };
     if (!looks.has(label)) {
       const k = looks.size;
-      const dash = ["", "6 3", "2 3"][Math.floor(k / (COLOURS * MARKERS.length)) % 3];
+      // Lines without markers differ, too.
+      const dash = ["", "6 3", "2 3"][Math.floor(k / COLOURS) % 3];
       looks.set(label, { colour: `k${k % COLOURS}`, marker: MARKERS[k % MARKERS.length], dash });
     }
     return looks.get(label);
@@ -306,31 +308,41 @@
       this.fold.hidden = !above;
       const things = `${above} ${above === 1 ? "point" : "points"} that lose more than the whole gradient`;
       this.fold.textContent = this.unfolded ? `Hide ${things}` : `Show ${things}`;
-      const beside = width >= 520 && !named && visible.length <= MOST_LABELS;
-      const right = beside ? 7.9 * Math.min(24, Math.max(0, ...visible.map((c) => c.label.length))) + 26 : 14;
-      const left = named ? 6.6 * Math.min(24, Math.max(...panel.rows.map((r) => r.length))) + 16 : 54;
+      // A name for each, also of several curves; the front is in the legend.
+      const names = [...new Set(visible.map((c) => c.label))].filter((label) => label !== FRONT);
+      const beside = width >= 520 && !named && names.length <= MOST_LABELS;
+      const right = beside ? 7.9 * Math.min(24, Math.max(0, ...names.map((label) => label.length))) + 26 : 14;
       const height = named ? 24 * panel.rows.length + 62 : Math.round(clamp(width * 0.54, 260, 350));
-      const [w, h] = [width - left - right, height - TOP - 42];
+      const h = height - TOP - 42;
       if (!every.length) return this.box.replaceChildren(create("p", { className: "quiet" }, "Nothing to draw."));
       const lines = panel.lines.filter(([, y]) => y <= panel.most);
-      const xs = axis([...every.map((p) => p.x), ...panel.marks.map(([, x]) => x)], panel.log_x, w, whole ? "whole" : "", 52);
       const yFrom = [...every.map((p) => p.y), ...lines.map(([, y]) => y)];
       const ys = named
         ? { place: (y) => h - (y + 0.5) * (h / panel.rows.length), ticks: panel.rows.map((_, k) => k) }
         : axis(yFrom, panel.log_y, h, panel.percent ? "percent" : "", 28);
+      const yNames = ys.ticks.map((t) => (named ? cut(panel.rows[t], 24) : yFormat(t)));
+      const left = Math.max(54, 6.9 * Math.max(0, ...yNames.map((name) => name.length)) + 16);
+      const w = width - left - right;
+      const xs = axis([...every.map((p) => p.x), ...panel.marks.map(([, x]) => x)], panel.log_x, w, whole ? "whole" : "", 52);
       const X = (x) => left + xs.place(x);
       const Y = (y) => TOP + h - ys.place(y);
       const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", focusable: "false" });
       const text = (x, y, content, attributes = {}) => svg.append(shape("text", { x, y, ...attributes }, content));
-      for (const t of ys.ticks) {
+      ys.ticks.forEach((t, k) => {
         svg.append(shape("line", { x1: left, x2: left + w, y1: Y(t), y2: Y(t), class: "grid" }));
-        text(left - 8, Y(t) + 4, named ? cut(panel.rows[t], 24) : yFormat(t), { "text-anchor": "end" });
-      }
+        text(left - 8, Y(t) + 4, yNames[k], { "text-anchor": "end" });
+      });
       for (const t of xs.ticks) text(X(t), TOP + h + 18, xFormat(t), { "text-anchor": "middle" });
       text(left + w, TOP + h + 36, panel.x_label, { "text-anchor": "end", class: "axis" });
+      // Places that a name must not cover.
+      const taken = [];
+      const cover = (x, y, wide) => {
+        for (let k = 0; k <= wide; k += 6) taken.push({ px: x + k, py: y - 5 }, { px: x + k, py: y + 5 });
+      };
       for (const [name, y] of lines) {
         svg.append(shape("line", { x1: left, x2: left + w, y1: Y(y), y2: Y(y), class: "reference" }));
         text(left + 4, Y(y) - 4, name, { class: "note" });
+        cover(left + 4, Y(y) - 8, 6.2 * name.length);
       }
       panel.marks.forEach(([name, x], k) => {
         svg.append(shape("line", { x1: X(x), x2: X(x), y1: TOP, y2: TOP + h, class: "reference" }));
@@ -338,20 +350,21 @@
         if (k && width < 520) return;
         const end = X(x) > left + w / 2;
         const at = { class: "note", "text-anchor": end ? "end" : "start" };
-        text(X(x) + (end ? -4 : 4), TOP + 12 + 14 * (k % 6), name, at);
+        const [from, y] = [X(x) + (end ? -4 : 4), TOP + 12 + 14 * (k % 6)];
+        text(from, y, name, at);
+        cover(end ? from - 6.2 * name.length : from, y - 4, 6.2 * name.length);
       });
       this.points = [];
       const labels = [];
       const order = visible.map((_, c) => c).sort((a, b) => (visible[b].label === FRONT) - (visible[a].label === FRONT));
-      const taken = [];
       for (const c of order) {
         const curve = visible[c];
         const own = look(curve.label);
         const list = inside[c].map((p) => ({ ...p, px: X(p.x), py: Y(p.y) }));
         if (!list.length) continue;
         const group = shape("g", { class: `curve ${own.colour}`, "data-label": curve.label });
+        const stepped = curve.label === FRONT || curve.form === "steps";
         if (curve.form !== "points") {
-          const stepped = curve.label === FRONT || curve.form === "steps";
           const path = list.map((p, k) => (k ? (stepped ? `H${p.px}V${p.py}` : `L${p.px},${p.py}`) : `M${p.px},${p.py}`));
           group.append(shape("path", { d: path.join(""), class: "line", "stroke-dasharray": own.dash }));
         }
@@ -361,21 +374,32 @@
         }
         svg.append(group);
         const last = list.at(-1);
-        if (beside) labels.push({ ...last, y: last.py, colour: own.colour });
-        if (curve.form !== "points") taken.push(...along(list));
+        if (beside && names.includes(curve.label) && !labels.some((one) => one.curve.label === curve.label)) {
+          labels.push({ ...last, y: last.py, colour: own.colour });
+        }
+        const corners = list.flatMap((p, k) => (k && stepped ? [{ px: p.px, py: list[k - 1].py }, p] : [p]));
+        taken.push(...(curve.form === "points" ? list : along(corners)));
         // What can be pointed at: the front's points are those of other curves.
         if (curve.label !== FRONT) this.points.push(list);
       }
-      // A name is beside the end of its curve if nothing else is there, otherwise at the edge with a line to it.
+      // A name is beside, above or below the end of its curve if nothing else is there, otherwise at the edge with a
+      // line to it.
       const near = labels.filter((label) => {
         const wide = 7.2 * Math.min(24, label.curve.label.length);
-        const [x, y] = [label.px + 9, label.py];
-        const free = x + wide < left + w && taken.every((p) => p.px < x - 2 || p.px > x + wide || Math.abs(p.py - y) > 9);
-        if (free) {
-          text(x, y + 4, cut(label.curve.label, 24), { class: `name ${label.colour}` });
-          for (let k = 0; k <= wide; k += 6) taken.push({ px: x + k, py: y });
-        }
-        return free;
+        const { px, py } = label;
+        const places = [[px + 9, py]];
+        // Lines that end together are told apart at the edge.
+        if (label.curve.form !== "plain") places.push([px - wide / 2, py - 13], [px - wide / 2, py + 14]);
+        const free = places.find(
+          ([x, y]) =>
+            x > left && x + wide < left + w && y > TOP + 4 && y < TOP + h - 4 &&
+            taken.every((p) => p.px < x - 2 || p.px > x + wide || Math.abs(p.py - y) > 9),
+        );
+        if (!free) return false;
+        const [x, y] = free;
+        text(x, y + 4, cut(label.curve.label, 24), { class: `name ${label.colour}` });
+        cover(x, y, wide);
+        return true;
       });
       labels.splice(0, labels.length, ...labels.filter((label) => !near.includes(label)));
       spread(labels, TOP, TOP + h, 14);
@@ -446,13 +470,13 @@
     }
   }
 
-  function legend(labels, hidden, redraw) {
+  function legend(labels, marked, hidden, redraw) {
     return labels.map((label) => {
       const own = look(label);
       const sample = shape("svg", { viewBox: "0 0 26 12", width: 26, height: 12, class: `curve ${own.colour}` });
       sample.setAttribute("aria-hidden", "true");
       sample.append(shape("path", { d: "M1,6H25", class: "line", "stroke-dasharray": own.dash }));
-      if (own.marker) sample.append(marker(own.marker, 13, 6));
+      if (own.marker && marked.has(label)) sample.append(marker(own.marker, 13, 6));
       const button = create("button", { type: "button" }, sample, label);
       button.setAttribute("aria-pressed", "true");
       button.addEventListener("click", () => {
@@ -469,9 +493,11 @@
     const hidden = new Set();
     const title = figure.getAttribute("aria-label");
     const plots = data.panels.map((panel) => (panel.bars ? bars(panel) : new Plot(panel, hidden, title)));
-    const labels = [...new Set(data.panels.filter((p) => !p.bars && !p.rows.length).flatMap((p) => p.curves.map((c) => c.label)))];
+    const curves = data.panels.filter((p) => !p.bars && !p.rows.length).flatMap((p) => p.curves);
+    const labels = [...new Set(curves.map((c) => c.label))];
+    const marked = new Set(curves.filter((c) => c.form !== "plain").map((c) => c.label));
     const redraw = () => plots.forEach((plot) => plot.draw());
-    const list = create("div", { className: "legend" }, ...(labels.length > 1 ? legend(labels, hidden, redraw) : []));
+    const list = create("div", { className: "legend" }, ...(labels.length > 1 ? legend(labels, marked, hidden, redraw) : []));
     const grid = create("div", { className: "panels" }, ...plots.map((plot) => plot.element));
     grid.classList.toggle("single", data.columns === 1 || plots.length === 1);
     figure.append(grid, list);
@@ -513,30 +539,57 @@
     const box = create("div", { className: "heat" }, canvas);
     figure.append(create("p", { className: "scale" }, `${FORMATS.percent(Math.exp(low))} `, create("i", {}), ` ${FORMATS.percent(Math.exp(high))}`), box, said);
     const [rows, columns] = [data.rows.length, data.columns.length];
+    const [rowNames, columnNames] = [data.rows, data.columns].map((names) => names.map((name) => cut(name, 24)));
+    // Names of rows and columns, where there is room; pixels that they take on the left and below.
+    let [left, below] = [0, 0];
+    const wide = (names) => Math.ceil(6.6 * Math.max(...names.map((name) => name.length))) + 8;
     function draw() {
       const ratio = devicePixelRatio || 1;
-      const [w, h] = [box.clientWidth, clamp(rows * 14, 60, 560)];
+      const w = box.clientWidth;
       if (!w) return;
-      Object.assign(canvas, { width: w * ratio, height: h * ratio });
-      canvas.style.height = `${h}px`;
+      const named = rows <= MOST_NAMED;
+      left = named ? Math.min(wide(rowNames), w / 3) : 0;
+      below = (w - left) / columns >= 13 ? wide(columnNames) : 0;
+      const h = clamp(rows * 14, 28, named ? 14 * MOST_NAMED : 560);
+      Object.assign(canvas, { width: w * ratio, height: (h + below) * ratio });
+      canvas.style.height = `${h + below}px`;
       const context = canvas.getContext("2d");
-      data.values.forEach((row, t) =>
-        row.forEach((value, c) => {
+      const style = getComputedStyle(document.documentElement);
+      context.scale(ratio, ratio);
+      const edge = (k) => Math.round(left + (k * (w - left)) / columns);
+      const row = (t) => Math.round((t * h) / rows);
+      context.fillStyle = style.getPropertyValue("--line");
+      context.fillRect(left, 0, w - left, h);
+      data.values.forEach((values, t) =>
+        values.forEach((value, c) => {
           if (!(value > 0)) return;
           const part = (Math.log(value) - low) / (high - low || 1);
           context.fillStyle = `hsl(205 65% ${92 - 70 * part}%)`;
-          const [x, y] = [Math.floor((c * canvas.width) / columns), Math.floor((t * canvas.height) / rows)];
-          context.fillRect(x, y, Math.ceil(canvas.width / columns) - ratio, Math.ceil(canvas.height / rows) - (rows > 60 ? 0 : ratio));
+          context.fillRect(edge(c), row(t), edge(c + 1) - edge(c) - 1, row(t + 1) - row(t) - (rows > 60 ? 0 : 1));
         }),
       );
+      context.font = `11px ${getComputedStyle(box).fontFamily}`;
+      context.fillStyle = style.getPropertyValue("--muted");
+      context.textAlign = "right";
+      context.textBaseline = "middle";
+      if (named) rowNames.forEach((name, t) => context.fillText(name, left - 6, (row(t) + row(t + 1)) / 2, left - 6));
+      for (let c = 0; below && c < columns; c += 1) {
+        context.save();
+        context.translate((edge(c) + edge(c + 1)) / 2, h + 5);
+        context.rotate(-Math.PI / 2);
+        context.fillText(columnNames[c], 0, 0);
+        context.restore();
+      }
     }
     canvas.addEventListener("pointermove", (event) => {
       const area = canvas.getBoundingClientRect();
-      const c = clamp(Math.floor(((event.clientX - area.left) / area.width) * columns), 0, columns - 1);
-      const t = clamp(Math.floor(((event.clientY - area.top) / area.height) * rows), 0, rows - 1);
+      const place = (at, size, count) => clamp(Math.floor((at / size) * count), 0, count - 1);
+      const c = place(event.clientX - area.left - left, area.width - left, columns);
+      const t = place(event.clientY - area.top, area.height - below, rows);
       const value = data.values[t][c];
       said.textContent = `${data.rows[t]}, ${data.columns[c]}: ${value === null ? "not measured" : `loses ${FORMATS.percent(value)}`}`;
     });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
     new ResizeObserver(draw).observe(box);
   }
 

@@ -105,8 +105,8 @@ def _positive(value: float, text: str, where: str) -> float:
 def rate_text(bandwidth: float, unit: str = "bit/s", digits: int = 6) -> str:
     """A rate with the prefix that suits it.
 
-    >>> rate_text(25e9), rate_text(1.2345e9, "elem/s", 2)
-    ('25 Gbit/s', '1.2 Gelem/s')
+    >>> rate_text(25e9), rate_text(1.2345e9, "values/s", 2)
+    ('25 Gbit/s', '1.2 Gvalues/s')
     """
     prefix = next((p for p in ("T", "G", "M", "k") if bandwidth >= _PREFIXES[p]), "")
     rounded = float(f"{bandwidth / _PREFIXES[prefix]:.{digits}g}")

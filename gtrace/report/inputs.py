@@ -170,8 +170,8 @@ def make_report(
 
 
 def _title(names: Sequence[str], sweeps: Sequence[SweepAnalysis]) -> str:
-    """The model, its size and the script of a report on one sweep, if the trace knew them; otherwise the inputs."""
-    attrs = sweeps[0].trace_attrs if len(names) == len(sweeps) == 1 else {}
+    """The model, its size and the script of the only sweep, if the trace knew them; otherwise the inputs."""
+    attrs = sweeps[0].trace_attrs if len(sweeps) == 1 else {}
     model = attrs.get("model")
     if not isinstance(model, str) or not model:
         return f"gtrace report: {', '.join(names)}"

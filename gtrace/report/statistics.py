@@ -174,7 +174,7 @@ def block_counts(n: int, block: int, key: Key, resamples: int = RESAMPLES) -> ND
     return np.bincount(flat, minlength=resamples * n).reshape(resamples, n).astype(np.float64)
 
 
-def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
+def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key, noun: str = "step") -> Interval:
     """Interval of a weighted mean over steps: standard error from blocks drawn again, quantiles of Student's t.
 
     Few blocks make a bootstrap's own percentiles too narrow. So its standard error is put right for the blocks that
@@ -185,6 +185,7 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
         values: (S,) one per step in the order of training, such as paired differences; NaN without one.
         weights: (S,) part of training that each stands for, see :func:`step_weights`.
         key: of the resampling; the same one gives the same interval.
+        noun: what there is one value for.
     """
     x, w = np.asarray(values, dtype=np.float64), np.asarray(weights, dtype=np.float64)
     known = np.isfinite(x) & (w > 0)
@@ -194,7 +195,7 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
         return UNKNOWN
     estimate = float(x @ w / w.sum())
     if n < FEWEST_STEPS:
-        return Interval(estimate, count=n, why=_too_few(n))
+        return Interval(estimate, count=n, why=_too_few(n, noun))
     off = x - estimate
     if float(np.abs(off).max()) <= 1e-9 * max(abs(estimate), 1e-3):
         # The same in every step: nothing varies that a bootstrap could see.
@@ -202,7 +203,7 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
     block = block_length(off)
     blocks = float(w.sum() ** 2 / (w @ w)) / block
     if blocks < FEWEST_BLOCKS:
-        why = f"the {count(n, 'step')} are too correlated for a confidence interval"
+        why = f"the {count(n, noun)} are too correlated for a confidence interval"
         return Interval(estimate, count=n, blocks=blocks, why=why)
     drawn = block_counts(n, block, key)
     found = (drawn @ (w * off)) / (drawn @ w)
@@ -210,8 +211,8 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
     return student(estimate, error, blocks - 1, steps=n, blocks=blocks)
 
 
-def _too_few(steps: int) -> str:
-    few = f"{count(steps, 'step')} {'is' if steps == 1 else 'are'} too few for a confidence interval"
+def _too_few(number: int, noun: str = "step") -> str:
+    few = f"{count(number, noun)} {'is' if number == 1 else 'are'} too few for a confidence interval"
     return f"{few}, which needs {FEWEST_STEPS}"
 
 

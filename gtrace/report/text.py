@@ -28,6 +28,8 @@ _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
 _NARROWEST, _READABLE = 14, 32
 #: Sentences of an answer before its table, if there is no verdict.
 _LEADING = 2
+#: Rows of its table beside other answers.
+_BESIDE = 4
 #: Lines of an answer at 80 columns.
 MOST_LINES = 25
 #: Lines of the table of layers; files have them all.
@@ -73,23 +75,36 @@ def _print_answer(found: Sequence[Section], console: Console, after: Sequence[st
     last = [*after, *([f"next: {main.following}"] if main.following else [])]
     warnings = sum(len(section.warnings) for whole in found for section in whole.with_parts)
 
+    several, brief = sum(section.verdict is not None for section in found) > 1, main.brief
+    if several and brief is not None:
+        # Beside the answers of other sweeps there is room for the best.
+        brief = dataclasses.replace(brief, rows=brief.rows[:_BESIDE])
+
     def head() -> None:
         page.answer(main.verdict)
         if main.verdict is None:
             page.verdict(main.sentences[:_LEADING], gap=False)
-        if main.brief is not None:
-            page.table(main.brief, brief=True)
+        if brief is not None:
+            page.table(brief, brief=True)
 
+    if several:
+        console.print(Text(page.safe(f"{main.heading}:"), style="bold"))
     head()
-    room = MOST_LINES - page.lines_of(head) - len(last) - bool(warnings) - 2
+    room = MOST_LINES - several - page.lines_of(head) - len(last) - bool(warnings) - 2
     said = list(main.sentences[_LEADING:]) if main.verdict is None else []
-    said += [f"{section.heading}: {section.sentences[0]}" for section in others if section.sentences]
+    said += [f"{section.heading}: {_first(section)}" for section in others if section.sentences]
     while said and page.lines_of(lambda: page.plain(said)) > room + 1:
         said.pop()
     page.plain(said)
     if warnings:
         last.insert(0, f"{count(warnings, 'warning')}; --full shows {'it' if warnings == 1 else 'them'}")
     page.plain(last, whole=True)
+
+
+def _first(section: Section) -> str:
+    """The answer of a section in one sentence."""
+    verdict = section.verdict
+    return section.sentences[0] if verdict is None else f"{verdict.recommendation}; {verdict.saves}; {verdict.costs}."
 
 
 def print_sections(found: Iterable[Section], console: Console, *, several: bool = False) -> None:

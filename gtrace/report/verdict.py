@@ -41,7 +41,8 @@ ERROR_LIMIT = 0.05
 #: Bits or steps that differ by less than this part are the same.
 CLOSE = 0.02
 _SPARSE = ("ratio", "sparsity", "amount")
-_PLAIN = {"none": 32.0, "bf16": 16.0, "fp16": 16.0}
+#: methods that need no codec, with their bits
+PLAIN = {"none": 32.0, "bf16": 16.0, "fp16": 16.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,10 @@ class RuledChoice:
 def choose(candidates: Sequence[Candidate], *, network: bool) -> RuledChoice:
     """Apply the rule of this module; on a network ``seconds`` decide, and not ``bits``."""
     price = attrgetter("seconds" if network else "bits")
-    if not any(one.method not in _PLAIN and math.isfinite(one.error) for one in candidates):
+    if not any(one.method not in PLAIN and math.isfinite(one.error) for one in candidates):
         return RuledChoice("not measured")
     fit = [one for one in candidates if one.within and math.isfinite(price(one))]
-    if all(one.method in _PLAIN for one in fit):
+    if all(one.method in PLAIN for one in fit):
         return RuledChoice("nothing is safe", best=min(fit, key=price, default=None))
     best = min(fit, key=price)
     near = [one for one in fit if price(one) <= price(best) * (1 + CLOSE)]
@@ -102,13 +103,13 @@ def choose(candidates: Sequence[Candidate], *, network: bool) -> RuledChoice:
     for one in others:
         if one.error <= chosen.error * (1 + CLOSE):
             close.setdefault(one.method, one)
-    answer: Answer = "do not compress" if chosen.method in _PLAIN else "compress"
+    answer: Answer = "do not compress" if chosen.method in PLAIN else "compress"
     return RuledChoice(answer, chosen, tuple(close.values())[1:], best)
 
 
 def simplicity(method: str, setting: str) -> tuple[int, ...]:
     """How simple a codec is to run and to explain: wrappers count most, then what it is."""
-    if method in _PLAIN:
+    if method in PLAIN:
         return (0, 0 if method == "none" else 1)
     kind = 4 if setting.startswith(_SPARSE) else 3 if method in FITTED else 2
     return (method.count(":"), kind)
@@ -135,7 +136,7 @@ def candidates_of(analysis: SweepAnalysis, savings: Savings | None) -> list[Cand
     for spec in ("none", "bf16"):
         if all(one.method != spec for one in found):
             simple = simplicity(spec, "")
-            found.append(Candidate(spec, spec, spec, _PLAIN[spec], math.nan, True, seconds(spec), simple))
+            found.append(Candidate(spec, spec, spec, PLAIN[spec], math.nan, True, seconds(spec), simple))
     return found
 
 
@@ -164,7 +165,7 @@ def short_list(candidates: Sequence[Candidate], *, network: bool, most: int) -> 
 
     best: dict[str, Candidate] = {}
     for one in sorted(candidates, key=order):
-        if math.isfinite(one.error) or one.method in _PLAIN:
+        if math.isfinite(one.error) or one.method in PLAIN:
             best.setdefault(one.method, one)
     if first is not None:
         best[first.method] = first
@@ -182,13 +183,17 @@ def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
     confidence = _confidence(choice, analysis, savings)
     chosen, plain = choice.chosen, {} if savings is None else {row.spec: row for row in savings.plain}
     if choice.answer == "not measured":
-        sentence = "none: this sweep has no measured error of any codec"
+        why = (
+            "every gradient of this sweep is zero" if analysis.zero else "this sweep has no measured error of any codec"
+        )
+        sentence = f"none: {why}"
         return Verdict(choice.answer, sentence, "not measured", "not measured", confidence)
     if choice.answer == "nothing is safe" or chosen is None:
         limit = f"{SAFE_COST:.0%} of the batch" if analysis.safety.known else f"{ERROR_LIMIT:.0%} of gradient energy"
         kept = "" if savings is None else f"; bf16 saves {_saved(plain['bf16'], plain['none'])}"
-        tried = {c.spec for c in analysis.configurations if c.method not in _PLAIN}
-        sentence = f"don't compress: none of {count(len(tried), 'codec')} stays below {limit}"
+        tried = {c.spec for c in analysis.configurations if c.method not in PLAIN}
+        none = f"none of {len(tried)} configurations stays" if len(tried) > 1 else f"{listed(tried)} does not stay"
+        sentence = f"don't compress: {none} below {limit}"
         return Verdict(choice.answer, sentence, f"nothing{kept}", "nothing", confidence)
     if choice.answer == "do not compress":
         return _uncompressed(choice, chosen, savings, confidence)
@@ -247,6 +252,8 @@ def _confidence(choice: RuledChoice, analysis: SweepAnalysis, savings: Savings |
             # With a network the shortest step won, not the fewest bits.
             said += _unclear(choice.chosen, analysis)
     missing = []
+    if choice.answer == "not measured":
+        return said[0]
     if not analysis.safety.known:
         missing.append("gradient noise (gtrace capture --noise)")
     elif analysis.safety.outlook.why:

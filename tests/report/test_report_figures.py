@@ -150,11 +150,11 @@ def test_every_figure_of_a_report_is_in_the_register_and_drawn_by_its_name(repor
 def test_names_that_say_nothing_or_not_which_are_refused(report, tmp_path):
     rows = list(rows_of(bits=[3], layers=("w",), steps=(0,), methods=("qsgd",)))
     two = load_report([write_sweep(tmp_path / f"{name}.sweep.db", rows) for name in ("a b", "c")])
-    assert {"a_b-layers", "c-layers"} <= set(figure_names(two))
-    assert isinstance(draw(two, "c-layers"), Figure)
+    assert {"a_b-wasserstein", "c-wasserstein"} <= set(figure_names(two))
+    assert isinstance(draw(two, "c-wasserstein"), Figure)
     for source, name, said in (
         (report, "neural-gradients", "'neural-gradients': these results have nothing for it; they have rate-"),
-        (two, "layers", "choose a_b-layers, c-layers"),
+        (two, "wasserstein", "choose a_b-wasserstein, c-wasserstein"),
     ):
         with pytest.raises(UsageError, match=said):
             draw(source, name)

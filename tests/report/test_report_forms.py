@@ -168,6 +168,11 @@ def test_an_answer_is_a_verdict_a_table_and_a_path_in_25_lines(tmp_path, whole, 
         assert max(map(len, lines)) <= width
         assert lines[-1] == "page.html"
     text, verdict = printed(reports[0], width, full=False), next(sections(reports[0])).verdict
+    if width >= 80:
+        # Of two sweeps both have their answers, with their names.
+        two = " ".join(printed(make_report([whole, whole]), width, full=False).split())
+        assert two.startswith("Sweep sweep 1: Recommendation ")
+        assert f"Sweep sweep 2: {verdict.recommendation}; {verdict.saves}" in two
     assert "1 warning; --full shows it" in text
     # The recommended configuration is in the table with the same digits.
     (row,) = (line for line in text.splitlines() if line.startswith(f"{verdict.recommendation}  "))

@@ -9,6 +9,8 @@ from helpers_report import result_of, row
 
 from gtrace.report.analysis.equal_bits import all_at_bits, at_bits, choose_targets, pareto_front
 from gtrace.report.analysis.sweep import analyze
+from gtrace.report.inputs import make_report
+from gtrace.report.sections import sections
 from gtrace.report.sections.sweep import sweep_verdict
 
 NAN = math.nan
@@ -153,6 +155,17 @@ def test_codecs_with_memory_are_ranked_by_what_has_arrived():
     assert labels(analysis, 1.5)[0] == "qsgdinf"
     variances = {c.method: c.window_variance for c in analysis.configurations}
     assert (variances["qsgdinf"], variances["topk"]) == (pytest.approx(0.14), 0)
+
+
+def test_windows_are_counted_as_such():
+    analysis = analyzed(MEMORY, 1.5)
+    # One window of seven steps holds all of them: nothing is left out.
+    assert not any("Compared over" in note for note in analysis.notes)
+    (section,) = sections(make_report([result_of(MEMORY)]))
+    assert section.facts.endswith("7 steps; 1 tensor-window compared")
+    assert any("1 window is too few for a confidence interval" in sentence for sentence in section.sentences)
+    over = [table for table in section.tables if table.title.startswith("Error over training")]
+    assert all("over steps" not in [column.heading for column in table.columns] for table in over)
 
 
 def test_of_a_biased_draw_the_variances_of_the_steps_are_the_variance_of_the_window():

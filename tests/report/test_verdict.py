@@ -13,7 +13,8 @@ import gtrace
 from gtrace.costs import Cluster, Network
 from gtrace.report import answer, load_report, to_html, to_json, to_markdown
 from gtrace.report.analysis.sweep import analyze
-from gtrace.report.inputs import Asked
+from gtrace.report.inputs import Asked, make_report
+from gtrace.report.sections import sections
 from gtrace.report.verdict import CLOSE, ERROR_LIMIT, Candidate, candidates_of, choose, simplicity, verdict_of
 
 
@@ -121,3 +122,29 @@ def test_the_network_decides(swept, network, answer):
         # The same digits as in the table of what codecs save.
         pays = re.search(r"it pays below (.*)\)$", said["recommendation"])[1]
         assert pays in to_markdown(report).replace(said["recommendation"], "")
+        # bf16 is measured already.
+        assert next(sections(report)).following == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.0, "none: every gradient of this sweep is zero"),
+        (np.nan, "none: this sweep has no measured error of any codec"),
+    ],
+)
+def test_gradients_without_energy_are_named_and_not_swept_again(tmp_path, value, said):
+    path = write_arrays(tmp_path / "one.zarr", {"w": {step: np.full(100, value) for step in range(4)}})
+    report = make_report([gtrace.run_sweep(path, ["qsgdinf:bits=4"])])
+    section = next(sections(report))
+    assert section.verdict.recommendation == said
+    assert section.following == ""
+    assert "not measured:" not in section.verdict.confidence
+    assert [table.title for table in section.tables] == ["Configurations"]
+
+
+def test_a_sweep_without_codecs_is_swept_with_some(tmp_path):
+    values = np.random.default_rng(0).standard_normal((2, 100))
+    path = write_arrays(tmp_path / "one.zarr", {"w": dict(enumerate(values))})
+    section = next(sections(make_report([gtrace.run_sweep(path, ["bf16"])])))
+    assert section.following == f"gtrace sweep {path}"

@@ -133,6 +133,7 @@ class StepTable:
         bits: (C,) measured bits.
         layer_variance: (C, L) of each tensor over all steps.
         layer_bits: (C, L) measured bits of each tensor.
+        noun: what each of the S is: a step, or the window of steps that ends there.
     """
 
     steps: NDArray[np.int64]
@@ -144,6 +145,7 @@ class StepTable:
     bits: NDArray[np.float64]
     layer_variance: NDArray[np.float64]
     layer_bits: NDArray[np.float64]
+    noun: str = "step"
 
     def relative(self) -> NDArray[np.float64]:
         """(C, S) relative variance of each step, over all elements."""
@@ -212,12 +214,12 @@ def compare_families(
 def compare_mixes(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[PairedComparison, ...]:
     """Pairs of labels, with the bits at which they are compared and the mix that stands for each."""
     ratios = [over(one, other) for _, _, _, one, other in found]
-    intervals = [bootstrap(table.log_ratio(parts), table.weights, KEY) for parts in ratios]
+    intervals = [bootstrap(table.log_ratio(parts), table.weights, KEY, table.noun) for parts in ratios]
     corrected = holm([interval.p for interval in intervals]).tolist()
     masks = thirds(table.steps)
     judged = []
     for (first, second, bits, _, _), parts, interval, p in zip(found, ratios, intervals, corrected, strict=True):
-        by_layers = bootstrap(table.by_layers(parts), table.weights, KEY)
+        by_layers = bootstrap(table.by_layers(parts), table.weights, KEY, table.noun)
         by_third = {name: table.ratio(parts, mask) for name, mask in masks}
         logs = table.alone(parts)
         total = float(table.weights[np.isfinite(logs)].sum())
@@ -263,7 +265,7 @@ def compare_layers(
         ratio = own[best][0] / own[leader][0] if best and leader in own else 1.0
         if ratio <= 1 / (1 + LEVEL):
             logs = table.log_ratio(over(own[best][1], own[leader][1]), place)
-            found.append((tensor, best, ratio, bootstrap(logs, table.weights, KEY)))
+            found.append((tensor, best, ratio, bootstrap(logs, table.weights, KEY, table.noun)))
     # Every method of every tensor could have been the best one, so all of them count.
     unused = np.ones(max(tested - len(found), 0))
     corrected = holm(np.concatenate([[interval.p for *_, interval in found], unused]))

@@ -146,6 +146,11 @@ class SweepAnalysis:
         return any(math.isfinite(c.relative_variance) for c in self.configurations)
 
     @property
+    def zero(self) -> bool:
+        """Whether errors were measured, but every gradient is zero, so that they relate to nothing."""
+        return not self.measured and any(c.cells for c in self.configurations)
+
+    @property
     def trace_attrs(self) -> dict[str, Any]:
         """What the trace says of its run; empty if the results do not hold it."""
         return trace_attrs(self.provenance)
@@ -232,22 +237,35 @@ class SweepAnalysis:
 
 
 def sweep_notes(
-    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], basis: Basis
+    table: CellTable,
+    compared: CellTable,
+    common: NDArray[np.bool_],
+    configurations: tuple[Configuration, ...],
+    basis: Basis,
 ) -> tuple[str, ...]:
-    """What a reader must know about how the numbers of a sweep came to be, one line each."""
+    """What a reader must know about how the numbers of a sweep came to be, one line each.
+
+    ``compared`` has the errors that methods are ranked by, ``common`` (K,) those of its cells that are compared.
+    """
     if not table.measured.any():
         return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
     return (
-        *_compared(table, common, configurations),
+        *_compared(table, compared, common, configurations, basis.noun),
         *_errors(configurations, basis),
         *_sources(table, configurations, basis),
     )
 
 
-def _compared(table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...]) -> Iterator[str]:
+def _compared(
+    table: CellTable,
+    compared: CellTable,
+    common: NDArray[np.bool_],
+    configurations: tuple[Configuration, ...],
+    noun: str,
+) -> Iterator[str]:
     is_tensor = table.tensor >= 0
-    covered = table.covers().any(axis=0)
-    holes = int((is_tensor & ~covered).sum())
+    holes = int((is_tensor & ~table.covers().any(axis=0)).sum())
+    covered = compared.covers().any(axis=0)
     if holes:
         yield (
             f"{holes:,} of {int(is_tensor.sum()):,} tensor-steps could not be measured with any codec and "
@@ -262,7 +280,7 @@ def _compared(table: CellTable, common: NDArray[np.bool_], configurations: tuple
         )
     if common.sum() < covered.sum():
         yield (
-            f"Compared over the {int(common.sum()):,} tensor-steps, of {int(covered.sum()):,}, "
+            f"Compared over the {int(common.sum()):,} tensor-{noun}s, of {int(covered.sum()):,}, "
             "that every compared codec has."
         )
 
@@ -345,6 +363,7 @@ def analyze(
     bits, errors = numbers["bits"][order], parts["error"][order]
     layer_bits = sums.bits_by(table.tensor, len(table.tensors))[order]
     single, ranked_steps = (_step_table(each, order, bits, layer_bits) for each in (sums, ranked_sums))
+    ranked_steps = replace(ranked_steps, noun=basis.noun)
     configurations = _configurations(sums, partial, order, labels, numbers | parts, single)
     families, wanted = _families(configurations, bits, errors, targets)
     of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
@@ -366,7 +385,7 @@ def analyze(
         per_step=single.relative(),
         bits_per_step=sums.bits_by(table.step, len(table.steps))[order],
         cells=int(common.sum()) if not partial.all() else 0,
-        notes=sweep_notes(table, common, configurations, basis),
+        notes=sweep_notes(table, compared, common, configurations, basis),
         warnings=result.warnings,
         provenance=result.provenance,
         fits=read_fits(result),

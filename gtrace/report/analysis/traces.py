@@ -215,15 +215,16 @@ class TraceSummary:
     name: str
     tensors: tuple[TensorSummary, ...]
     laws: tuple[LawSection, ...] = ()
+    path: str = ""
 
     @property
     def sentence(self) -> str:
-        """One line of plain words, with what to do next."""
+        """One line of plain words."""
         elements = sum(t.elements for t in self.tensors)
         steps = max((t.steps for t in self.tensors), default=0)
         return (
             f"{count(len(self.tensors), 'tensor')}, {count(elements, 'element')}, "
-            f"up to {count(steps, 'step')} each. `gtrace sweep {self.name}` measures codecs on it."
+            f"up to {count(steps, 'step')} each. No codec is measured on it here; gtrace sweep does that."
         )
 
 
@@ -235,4 +236,4 @@ def summarize_trace(path: Path, name: str) -> TraceSummary:
     """
     with open_trace(path) as trace:
         found = (TensorSummary(t.name, tuple(map(int, t.shape)), len(steps_of(trace, t))) for t in trace.tensors)
-        return TraceSummary(name, tuple(found), law_sections(trace))
+        return TraceSummary(name, tuple(found), law_sections(trace), str(path))

@@ -89,7 +89,7 @@ def savings_table(savings: Savings, most: int | None = None) -> Table:
     if any(row.coding == "measured" for row in savings.rows):
         coding = "Coding: CPU time of a rank as measured in this run"
     elif cluster.codec_rate is not None:
-        coding = f"Coding: at {rate_text(cluster.codec_rate, 'elem/s')}, as given"
+        coding = f"Coding: at {rate_text(cluster.codec_rate, 'values/s')}, as given"
     notes = [
         (
             f"Computed, not measured: {savings.elements:,} gradients in {count(savings.buckets, 'bucket')} ({limit}), "
@@ -132,7 +132,7 @@ def _times(times: tuple[float, float, float]) -> str:
 
 
 def _rate(rate: float) -> str:
-    return rate_text(rate, "elem/s", 3) if math.isfinite(rate) else MISSING
+    return rate_text(rate, "values/s", 3) if math.isfinite(rate) else MISSING
 
 
 def savings_records(savings: Savings) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from gtrace.report.analysis.safety import averaged_over
 from gtrace.report.names import bits_text, count, energy_share, listed, number, percent
 from gtrace.report.section import Block, FigureSpec, Numbers, Record, Section, Verdict, flat
 from gtrace.report.sections import charts, checks, sweep_tables
-from gtrace.report.verdict import verdict_of
+from gtrace.report.verdict import PLAIN, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -65,7 +65,8 @@ def sections(report: Report, most_layers: int | None) -> Iterator[Section]:
             facts=(
                 f"{methods} in {count(len(analysis.configurations), 'configuration')}, "
                 f"{count(len(analysis.tensors), 'tensor')} with {count(int(analysis.elements.sum()), 'element')}, "
-                f"{count(len(analysis.steps), 'step')}; {count(analysis.cells, 'tensor-step')} compared"
+                f"{count(len(analysis.steps), 'step')}; "
+                f"{count(analysis.cells, f'tensor-{analysis.basis.noun}')} compared"
             ),
             provenance={"results": analysis.name, "rows": analysis.rows, **made},
             numbers=partial(_numbers, analysis, pairs, groups),
@@ -88,9 +89,12 @@ def _following(analysis: SweepAnalysis, verdict: Verdict) -> str:
     bits = [c.nominal_bits for c in analysis.configurations if math.isfinite(c.nominal_bits)]
     if verdict.answer == "nothing is safe" and max(bits, default=0) < MOST_BITS:
         return f"gtrace sweep {trace} --methods qsgdinf --bits {max(bits, default=1) + 1:.0f}-{MOST_BITS}"
+    there = {c.method for c in analysis.configurations}
     if verdict.answer == "not measured":
-        return f"gtrace sweep {trace}"
-    return f"gtrace sweep {trace} --methods bf16" if verdict.answer == "do not compress" and not verdict.codec else ""
+        # What another sweep cannot measure either, it need not try.
+        return f"gtrace sweep {trace}" if there <= PLAIN.keys() else ""
+    unknown = verdict.answer == "do not compress" and not verdict.codec and "bf16" not in there
+    return f"gtrace sweep {trace} --methods bf16" if unknown else ""
 
 
 def _answers(
@@ -105,7 +109,7 @@ def _answers(
         yield sweep_tables.pairs_table(title, pairs, (note,))
     if analysis.measured:
         yield sweep_tables.equal_bits_table(analysis)
-    if analysis.safety.known:
+    if analysis.safety.known and analysis.measured:
         yield checks.safety_table(analysis, savings)
     if analysis.exchanges:
         yield checks.exchange_table(analysis.exchanges)
@@ -122,7 +126,7 @@ def _details(analysis: SweepAnalysis, most_layers: int | None) -> Iterator[Block
         return
     yield sweep_tables.configuration_table(analysis)
     yield from sweep_figures(analysis)
-    if analysis.safety.known:
+    if analysis.safety.known and analysis.measured:
         yield checks.noise_table(analysis, most_layers)
     layers = sweep_tables.layer_tables(analysis)
     if layers is not None:
@@ -152,12 +156,12 @@ def sweep_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
         yield charts.charted(
             "variance-over-steps",
             "Error over training",
-            f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which are "
-            "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
+            f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}. Their bits differ: "
+            f"point at one to see them, and rank no methods here.{_single(analysis)}" + _noise_in_words(analysis, ""),
             lambda: charts.error_over_steps(analysis),
             place="training",
         )
-    if (analysis.per_tensor > 0).any():
+    if (analysis.per_tensor > 0).any() and len(analysis.tensors) > 1:
         yield FigureSpec(
             "layers",
             "Error per layer",
@@ -192,12 +196,17 @@ def sweep_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
     yield from _fit_figures(analysis)
 
 
-def _noise_in_words(analysis: SweepAnalysis) -> str:
+def _single(analysis: SweepAnalysis) -> str:
+    """That a figure shows single steps, if methods are compared by more."""
+    return " Errors of single steps: what a memory sends later counts as lost." if analysis.basis.window else ""
+
+
+def _noise_in_words(analysis: SweepAnalysis, look: str = "Dashed: ") -> str:
     if not analysis.safety.known:
         return ""
     return (
-        " Dashed: the noise that gradients have without any codec, that of one worker, and that of the average over "
-        f"{analysis.safety.workers} workers."
+        f" {look}{'the' if look else 'The'} noise that gradients have without any codec, of one worker and of the "
+        f"average over {analysis.safety.workers} workers{'' if look else ', has lines without markers'}."
     )
 
 
@@ -369,7 +378,8 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
     if not analysis.rows:
         return ["Nothing was measured: the sweep has no rows."]
     if not analysis.measured:
-        return ["Nothing can be compared: no row holds an error that is a number."]
+        zero = "every gradient is zero" if analysis.zero else "no row holds an error that is a number"
+        return [f"Nothing can be compared: {zero}."]
     k = analysis.decisive
     if k < 0:
         wanted = listed([f"{t:g}" for t in analysis.targets])
@@ -456,7 +466,8 @@ def _doubt(analysis: SweepAnalysis, level: Sequence[Family], k: int) -> str:
     unsure = next((c for c in found if not c.by_elements.known), None)
     if unsure is not None:
         return f"{unsure.first} was better in {percent(unsure.better)} of training, but {unsure.by_elements.why}"
-    return f"the differences are within the noise of {count(found[0].by_elements.count, 'step')}"
+    compared = count(found[0].by_elements.count, analysis.basis.noun)
+    return f"the differences are within the noise of {compared}"
 
 
 def compared_in_words(compared: PairedComparison) -> str:
@@ -464,7 +475,10 @@ def compared_in_words(compared: PairedComparison) -> str:
     ratio, low, high = compared.by_elements.exp()
     said = f"{number(ratio, 2)} times the error of {compared.second}"
     if compared.by_elements.known:
-        sure = "" if compared.differs else f", not beyond the noise of {count(compared.by_elements.count, 'step')}"
+        sure = ""
+        if not compared.differs:
+            within = low <= 1 <= high
+            sure = ", within the noise of steps" if within else ", but not sure with so many methods compared"
         return f"{said} (95%: {number(low, 2)} to {number(high, 2)}){sure}"
     return f"{said} and less in {percent(compared.better)} of training, but {compared.by_elements.why}"
 
@@ -523,10 +537,11 @@ def side_by_side_verdict(pair: SideBySide) -> Iterator[str]:
         yield f"{count(len(pair.shared), 'configuration')} in both, none with errors to compare."
     else:
         middle = math.sqrt(known[(len(known) - 1) // 2] * known[len(known) // 2])
-        yield (
-            f"{count(len(pair.shared), 'configuration')} in both: {pair.second} has {number(middle)} times the error "
-            f"of {pair.first} in the median, {number(known[0])} to {number(known[-1])} times."
-        )
+        ends = [number(ratio) for ratio in (known[0], known[-1])]
+        found = f"{pair.second} has {number(middle)} times the error of {pair.first} in the median"
+        same = f"both have the same error, to {len(ends[0]) - 1} digits"
+        both = count(len(pair.shared), "configuration")
+        yield f"{both} in both: {same if set(ends) == {'1.00'} else f'{found}, {ends[0]} to {ends[1]} times'}."
         if pair.paired:
             sure = sum(c.differs for c in pair.shared)
             none = sum(not c.by_elements.known for c in pair.shared)

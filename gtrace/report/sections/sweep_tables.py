@@ -181,7 +181,7 @@ def ratio_columns(ratio: str, interval: str, compared: str) -> list[Shows[Any]]:
         return NOTHING if math.isnan(found.p_holm) else Cell(text, mark="best" if found.differs else "")
 
     return [
-        column("ratio", lambda found: Cell(number(found.ratio), mark="best" if found.differs else ""), ratio),
+        column("ratio", lambda f: Cell(number(f.ratio), mark="best" if f.differs and f.ratio < 1 else ""), ratio),
         column("95% interval", ends, interval),
         column("p", p, meaning, 1),
     ]
@@ -231,20 +231,21 @@ def phase_table(analysis: SweepAnalysis) -> Table:
         cells = [Cell(energy_share(at)) if math.isfinite(at) else NOTHING for at in phase.at[:, k].tolist()]
         return lambda family: cells[place[family.label]]
 
-    notes = (
-        "Thirds by step number. In each, methods are compared at equal bits of that third.",
-        f"Over steps: single steps of the configuration with bits nearest to {bits:g}, from the least to the largest "
-        "error.",
-    )
-
+    notes = ["Thirds by step number. In each, methods are compared at equal bits of that third."]
     each = "each line on a scale of its own"
     columns: list[Shows[Family]] = [
         words("method", lambda family: family.label),
         *(column(f"{p.name} {p.first:,}–{p.last:,}", over(p), f"{p.steps} captured steps") for p in analysis.phases),
-        words("over steps", lambda f: sparkline(analysis.per_step[analysis.nearest(f, bits)].tolist()), each, 1),
     ]
+    if analysis.basis.window is None:
+        # Of windows there are few, and single steps say something else.
+        steps = analysis.per_step
+        columns.append(words("over steps", lambda f: sparkline(steps[analysis.nearest(f, bits)].tolist()), each, 1))
+        notes.append(
+            f"Over steps: the configuration with bits nearest to {bits:g}, from the least to the largest error."
+        )
     title = f"Error over training at {bits:g} measured bits per value"
-    return Table.of(title, analysis.ranking(k), columns, place="training", notes=notes)
+    return Table.of(title, analysis.ranking(k), columns, place="training", notes=tuple(notes))
 
 
 def equal_bits_table(analysis: SweepAnalysis) -> Table:

@@ -228,7 +228,7 @@ def trace_section(trace: TraceSummary) -> Section:
         blocks=(trace_table(trace),),
         place="details",
         brief=trace_table(dataclasses.replace(trace, tensors=tuple(largest))),
-        following=f"gtrace sweep {shlex.quote(trace.name)}",
+        following=f"gtrace sweep {shlex.quote(trace.path or trace.name)}",
         parts=tuple(law_section(laws) for laws in trace.laws),
         numbers=partial(_numbers, trace),
     )

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
-from gtrace.cli.console import echo, wide_console
+from gtrace.cli.console import echo, print_results, wide_console
 from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, pick, print_json
 from gtrace.errors import EXIT_INTERRUPTED, GtraceError, OutputExistsError, UsageError
-from gtrace.report.names import duration, lost, number
+from gtrace.report.names import duration, energy_share, number
 from gtrace.settings import nested, option
 from gtrace.training.tasks import sample_file
 from gtrace.units import parse_bandwidth, rate_text
@@ -91,6 +91,13 @@ def command(settings: _AdviseOptions, target: str, args: tuple[str, ...]) -> Non
     from gtrace.report.text import print_verdict
 
     print_verdict(advice.verdict, wide_console())
+    found = advice.options
+    errors = [energy_share(one.error, 3) for one in found]
+    columns = {"": [one.name for one in found], "bits": [number(one.bits) for one in found], "error": errors}
+    if advice.cluster is not None:
+        columns["step"] = [duration(one.seconds) for one in found]
+    echo("")
+    print_results(columns, width=0)
     program = shlex.join([*(["-m"] if settings.is_module else []), target, *args])
     for line in _lines(advice, program):
         echo(line)
@@ -107,7 +114,7 @@ def _speeds(text: str) -> tuple[float, float]:
 
 
 def _lines(advice: Advice, program: str) -> list[str]:
-    lines = ["", *_table(advice)]
+    lines = []
     if advice.speeds:
         *slower, last = advice.speeds
         ends = {rate_text(one.high, digits=2): one.recommendation for one in reversed(slower)}
@@ -129,22 +136,6 @@ def _lines(advice: Advice, program: str) -> list[str]:
     if chosen is not None and not program.endswith((".zarr", ".h5", ".hdf5", ".zip")):
         lines.append(f"Compare losses: gtrace train --codec {chosen} --baseline {program}")
     return lines
-
-
-def _table(advice: Advice) -> list[str]:
-    timed = advice.cluster is not None
-    rows = [("", "bits", "error", *(("step",) if timed else ()))]
-    for one in advice.options:
-        step = (duration(one.seconds),) if timed else ()
-        rows.append((one.name, number(one.bits), lost(one.error), *step))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
 
 
 def paste(advice: Advice) -> list[str]:

@@ -157,10 +157,6 @@ def show(trace: Trace, run: RunHistory, console: Console, *, full: bool) -> None
     )
 
 
-def _norm(row: TensorHistory, place: int) -> str:
-    return "NaN" if row.nonfinite[place] else number(row.norms[place])
-
-
 def _few_columns(rows: Sequence[TensorHistory], shares: Sequence[float], encoding: str) -> list[TensorColumn]:
     infos = [row.info for row in rows]
     broken = any(row.nonfinite.any() for row in rows)
@@ -168,8 +164,8 @@ def _few_columns(rows: Sequence[TensorHistory], shares: Sequence[float], encodin
         *name_columns([literal(info.name, encoding) for info in infos], infos),
         TensorColumn("elements", [f"{info.size:,}" for info in infos], 3),
         TensorColumn("energy", [f"{share:.1%}" for share in shares], 0),
-        TensorColumn("norm first", [_norm(row, 0) for row in rows], 5),
-        TensorColumn("norm last", [_norm(row, -1) for row in rows], 4),
+        TensorColumn("norm first", [row.norm_text(0) for row in rows], 5),
+        TensorColumn("norm last", [row.norm_text(-1) for row in rows], 4),
         *([TensorColumn("not finite", [f"{row.nonfinite.sum():,}" for row in rows], 1)] if broken else []),
         TensorColumn("norm over steps", [spark(row.shown_norms, encoding) for row in rows], 2, right=False),
     ]
@@ -189,8 +185,8 @@ def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]
         *special,
         TensorColumn("dtype", [literal(info.dtype, encoding) for info in infos], 10),
         TensorColumn("steps", [str(row.steps.size) for row in rows], 6),
-        TensorColumn("norm first", [_norm(row, 0) for row in rows], 5),
-        TensorColumn("norm last", [_norm(row, -1) for row in rows], 4),
+        TensorColumn("norm first", [row.norm_text(0) for row in rows], 5),
+        TensorColumn("norm last", [row.norm_text(-1) for row in rows], 4),
         TensorColumn("largest", [number(row.absmax) for row in rows], 9),
         TensorColumn("zeros", [f"{row.zeros:.1%}" for row in rows], 8),
         TensorColumn("not finite", [f"{row.nonfinite.sum():,}" for row in rows], 2),

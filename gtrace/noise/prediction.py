@@ -429,11 +429,6 @@ class NoisePrediction(NamedTuple):
     shorter: float = 0.0
 
     @property
-    def taken(self) -> float:
-        """The part of a step's progress that bias or noise takes, whichever takes more."""
-        return max(self.lost, self.shorter)
-
-    @property
     def equivalent(self) -> float:
         """The batch whose gradients in full precision cost as much noise."""
         return self.batch / (1 + self.ratio)

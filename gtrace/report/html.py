@@ -30,7 +30,7 @@ from gtrace.report.analysis.safety import captured
 from gtrace.report.analysis.savings import ASSUMED, Savings, network_model
 from gtrace.report.analysis.tensors import layer_insight
 from gtrace.report.inputs import Report, make_report
-from gtrace.report.names import count, duration, literal, number
+from gtrace.report.names import count, duration, literal
 from gtrace.report.section import FEW_ROWS, PLACES, FigureSpec, HeatMap, LayerTables, Table, Verdict, column, words
 from gtrace.report.sections import sections
 from gtrace.report.sections.sweep_tables import choice_table
@@ -327,17 +327,13 @@ def _trace(trace: Trace) -> dict[str, Any]:
     first, *rest = run_lines(trace, run)
     shares = energy_shares(run.tensors)
     ordered = sorted(zip(run.tensors, shares, strict=True), key=lambda row: -row[1])
-
-    def norm(row: TensorHistory, place: int) -> str:
-        return "NaN" if row.nonfinite[place] else number(row.norms[place])
-
     columns: list[Shows[tuple[TensorHistory, float]]] = [
         words("tensor", lambda row: row[0].info.name),
         words("shape", lambda row: row[0].shape),
         column("steps", lambda row: f"{row[0].steps.size:,}"),
         column("energy", lambda row: f"{row[1]:.1%}", "share of the squared norms of all gradients"),
-        column("norm first", lambda row: norm(row[0], 0)),
-        column("norm last", lambda row: norm(row[0], -1)),
+        column("norm first", lambda row: row[0].norm_text(0)),
+        column("norm last", lambda row: row[0].norm_text(-1)),
         words("norm over steps", lambda row: spark(row[0].shown_norms)),
     ]
     left = ordered[FEW_ROWS:]

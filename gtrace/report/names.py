@@ -114,13 +114,13 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def count(value: float, noun: str, plural: str | None = None) -> str:
+def count(value: float, noun: str) -> str:
     """A number of things in words.
 
     >>> count(1, "step"), count(1200, "step")
     ('1 step', '1,200 steps')
     """
-    return f"{value:,.0f} {noun if value == 1 else plural or noun + 's'}"
+    return f"{value:,.0f} {noun}{'s' * (value != 1)}"
 
 
 def listed(items: Iterable[str], limit: int = 6) -> str:
@@ -178,22 +178,13 @@ def bits_text(target: float) -> str:
     return f"{target:g} {'bit' if target == 1 else 'bits'}"
 
 
-def energy_share(error: float) -> str:
-    """An error over the gradient's energy, as sentences and the table at equal bits show it.
+def energy_share(error: float, digits: int = 2) -> str:
+    """An error over the gradient's energy, as sentences show it; verdicts and the tables beside them with 3 digits.
 
-    >>> energy_share(0.0459), energy_share(2.78)
-    ('4.6%', '278%')
+    >>> energy_share(0.0459), energy_share(2.78), energy_share(0.0931, 3)
+    ('4.6%', '278%', '9.31%')
     """
-    return f"{number(100 * error, 2)}%" if math.isfinite(error) else MISSING
-
-
-def lost(error: float) -> str:
-    """An error likewise, with the three digits that the table beside a verdict has.
-
-    >>> lost(0.0931), lost(7.59)
-    ('9.31%', '759%')
-    """
-    return f"{number(100 * error)}%" if math.isfinite(error) else MISSING
+    return f"{number(100 * error, digits)}%" if math.isfinite(error) else MISSING
 
 
 def signed_percent(change: float) -> str:

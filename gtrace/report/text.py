@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gtrace.report.names import MISSING, count, literal
-from gtrace.report.section import ANSWER, PARETO, Cell, Column, Section, Table, Verdict
+from gtrace.report.section import ANSWER, FEW_ROWS, PARETO, Cell, Column, Section, Table, Verdict
 from gtrace.report.sections import sections
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
 _NARROWEST, _READABLE = 14, 32
 #: Sentences of an answer before its table, if there is no verdict.
 _LEADING = 2
-#: Rows of its table beside other answers.
-_BESIDE = 4
 #: Lines of an answer at 80 columns.
 MOST_LINES = 25
 #: Lines of the table of layers; files have them all.
@@ -38,9 +36,6 @@ MOST_LAYERS = 24
 _GAP = 3
 #: Stand-ins for what an encoding without Unicode lacks; everything else becomes an escape.
 _ASCII = {MISSING: "-", PARETO: "*", "²": "^2", "∞": "inf", "×": "x", "…": "...", "−": "-", "○": "o", "±": "+-"}
-
-
-_ASCII |= dict(zip("▁▂▃▄▅▆▇█", "_.-:=+*#", strict=True))
 
 
 def print_report(report: Report, console: Console, *, full: bool = True, after: Sequence[str] = ()) -> None:
@@ -78,7 +73,7 @@ def _print_answer(found: Sequence[Section], console: Console, after: Sequence[st
     several, brief = sum(section.verdict is not None for section in found) > 1, main.brief
     if several and brief is not None:
         # Beside the answers of other sweeps there is room for the best.
-        brief = dataclasses.replace(brief, rows=brief.rows[:_BESIDE])
+        brief = dataclasses.replace(brief, rows=brief.rows[: FEW_ROWS // 2])
 
     def head() -> None:
         page.answer(main.verdict)
@@ -92,19 +87,16 @@ def _print_answer(found: Sequence[Section], console: Console, after: Sequence[st
     head()
     room = MOST_LINES - several - page.lines_of(head) - len(last) - bool(warnings) - 2
     said = list(main.sentences[_LEADING:]) if main.verdict is None else []
-    said += [f"{section.heading}: {_first(section)}" for section in others if section.sentences]
+    for section in others:
+        answer = () if section.verdict is None else section.verdict.lines[:-1]
+        text = f"{'; '.join(line for _, line in answer)}." if answer else "".join(section.sentences[:1])
+        said += [f"{section.heading}: {text}"] if text else []
     while said and page.lines_of(lambda: page.plain(said)) > room + 1:
         said.pop()
     page.plain(said)
     if warnings:
         last.insert(0, f"{count(warnings, 'warning')}; --full shows {'it' if warnings == 1 else 'them'}")
     page.plain(last, whole=True)
-
-
-def _first(section: Section) -> str:
-    """The answer of a section in one sentence."""
-    verdict = section.verdict
-    return section.sentences[0] if verdict is None else f"{verdict.recommendation}; {verdict.saves}; {verdict.costs}."
 
 
 def print_sections(found: Iterable[Section], console: Console, *, several: bool = False) -> None:
@@ -331,8 +323,6 @@ _TEX = {
 _SPECIAL = re.compile(f"({'|'.join(map(re.escape, _TEX))})")
 #: What a document must load for these tables, as a comment.
 LATEX_PREAMBLE = r"% needs \usepackage[T1]{fontenc} and \usepackage{textcomp,booktabs,longtable}"
-#: Columns of small blocks, which no font of LaTeX has.
-_NOT_IN_PRINT = ("over steps",)
 #: A float holds no more lines; longer tables break over pages.
 _FLOAT_ROWS = 40
 
@@ -368,10 +358,9 @@ def latex_comment(text: str) -> str:
 
 def latex_table(table: Table, where: str = "") -> list[str]:
     """The lines of a table with its notes; ``where`` follows its title in brackets."""
-    kept = [k for k, column in enumerate(table.columns) if column.heading not in _NOT_IN_PRINT]
-    spec = "".join("r" if table.columns[k].numeric else "l" for k in kept)
-    heading = _row(latex_text(table.columns[k].heading) for k in kept)
-    rows = [_row(_marked(row[k], latex_text, r"\textbf{{{}}}") for k in kept) for row in table.rows]
+    spec = "".join("r" if column.numeric else "l" for column in table.columns)
+    heading = _row(latex_text(column.heading) for column in table.columns)
+    rows = [_row(_marked(cell, latex_text, r"\textbf{{{}}}") for cell in row) for row in table.rows]
     caption = rf"\caption{{{latex_text(table.title)}{f' ({latex_text(where)})' if where else ''}}}"
     notes = [rf"\par\footnotesize {latex_text(note)}" for note in table.notes]
     if not rows:

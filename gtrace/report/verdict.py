@@ -25,7 +25,7 @@ import numpy as np
 
 from gtrace.report.analysis.families import FITTED, Configuration
 from gtrace.report.analysis.safety import SAFE_COST
-from gtrace.report.names import count, listed, lost, number
+from gtrace.report.names import count, energy_share, listed, number
 from gtrace.report.section import Answer, Verdict
 from gtrace.report.statistics import thirds
 from gtrace.units import rate_text
@@ -205,7 +205,10 @@ def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
         saves += f"; {_saved(best, plain['bf16'])} on {savings.cluster.ranks} ranks"
     workers = analysis.basis.workers
     averaged = f" after averaging {workers} workers" if workers > 1 else ""
-    error, judgement = f"{lost(chosen.error)} of gradient energy{averaged}", analysis.safety.judged.get(chosen.codec)
+    error, judgement = (
+        f"{energy_share(chosen.error, 3)} of gradient energy{averaged}",
+        analysis.safety.judged.get(chosen.codec),
+    )
     prediction = None if judgement is None else analysis.safety.record(judgement)
     costs = f"loses {error}; cost in batch size not measured"
     if judgement is not None and prediction is None:
@@ -234,7 +237,7 @@ def _uncompressed(choice: RuledChoice, chosen: Candidate, savings: Savings | Non
     unknown = "nothing" if chosen.method == "none" else "bf16's error is not measured here: add bf16 to --methods"
     if not math.isfinite(chosen.error):
         return Verdict("do not compress", sentence, saves, unknown, confidence, bits=chosen.bits)
-    costs = f"loses {lost(chosen.error)} of gradient energy"
+    costs = f"loses {energy_share(chosen.error, 3)} of gradient energy"
     return Verdict("do not compress", sentence, saves, costs, confidence, chosen.codec, chosen.bits, chosen.error)
 
 

@@ -18,7 +18,7 @@ from gtrace.report import figure_names, newest_results, write_report
 from gtrace.report.files import all_records, plain, to_csv, to_json, to_json_lines, to_parquet
 from gtrace.report.html import to_html
 from gtrace.report.inputs import Asked, make_report
-from gtrace.report.names import literal, lost, number
+from gtrace.report.names import energy_share, literal, number
 from gtrace.report.sections import sections
 from gtrace.report.text import MOST_LINES, latex_text, markdown_text, print_report, to_latex, to_markdown
 
@@ -176,8 +176,8 @@ def test_an_answer_is_a_verdict_a_table_and_a_path_in_25_lines(tmp_path, whole, 
     assert "1 warning; --full shows it" in text
     # The recommended configuration is in the table with the same digits.
     (row,) = (line for line in text.splitlines() if line.startswith(f"{verdict.recommendation}  "))
-    assert lost(verdict.error) in row.split()
-    assert f"loses {lost(verdict.error)} of gradient energy" in text
+    assert energy_share(verdict.error, 3) in row.split()
+    assert f"loses {energy_share(verdict.error, 3)} of gradient energy" in text
     assert "Pareto" not in text
 
 

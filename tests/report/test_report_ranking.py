@@ -29,15 +29,21 @@ def analyzed(rows, *targets, **given):
     return analyze(result_of(rows), targets=targets or None, **given)
 
 
+def ranking(analysis, bits):
+    """The methods at these bits with what they have there, least error first."""
+    k = analysis.targets.index(bits)
+    return [(family.label, family.at[k]) for family in analysis.ranking(k)]
+
+
 def labels(analysis, bits):
-    return [standing.family for standing in analysis.standings(bits)]
+    return [label for label, _ in ranking(analysis, bits)]
 
 
 def test_fewer_bits_and_less_error_leads_although_nothing_lies_above():
     rows = curve("zipml", (1.6, 0.24), (2.4, 0.04)) + curve("alq", (1.4, 0.5), (2.2, 0.07))
     analysis = analyzed(rows + curve("qsgdinf", (1.3, 0.3), (1.9, 0.03)), 2)
-    first = analysis.standings(2)[0]
-    assert (first.family, first.error, first.bits, first.how) == ("qsgdinf", 0.03, 1.9, "fewer")
+    label, first = ranking(analysis, 2)[0]
+    assert (label, first.variance, first.bits, first.outcome) == ("qsgdinf", 0.03, 1.9, "fewer")
     assert sweep_verdict(analysis)[0].startswith(
         "At 2 bits per value, qsgdinf loses least (it has 3.0% of gradient energy at 1.90 bits), then zipml (9.8%)"
     )
@@ -83,9 +89,9 @@ def test_error_is_bias_and_an_mth_of_the_variance():
     assert labels(analyze(result, targets=[2]), 2) == ["signsgd", "qsgd"]
     analysis = analyze(result, targets=[2], workers=8)
     assert labels(analysis, 2) == ["qsgd", "signsgd"]
-    qsgd, signs = analysis.standings(2)
-    assert (qsgd.error, qsgd.bias) == pytest.approx((0.1, 0.0))
-    assert (signs.error, signs.bias) == pytest.approx((0.54 + 0.06 / 8, 0.54))
+    (_, qsgd), (_, signs) = ranking(analysis, 2)
+    assert (qsgd.variance, qsgd.bias) == pytest.approx((0.1, 0.0))
+    assert (signs.variance, signs.bias) == pytest.approx((0.54 + 0.06 / 8, 0.54))
     (found,) = [c for c in analysis.configurations if c.method == "signsgd" and c.nominal_bits == 2]
     assert (found.relative_variance, found.bias, found.variance) == pytest.approx((0.6, 0.54, 0.06))
     sentences = sweep_verdict(analysis)
@@ -107,8 +113,8 @@ def test_workers_are_those_of_the_run_unless_asked_and_a_star_is_for_what_they_s
 def test_an_unknown_bias_counts_as_all_of_the_error_and_that_is_said():
     rows = curve("qsgd", (1.5, 0.8), (2.5, 0.8)) + curve("odd", (1.5, 0.6), (2.5, 0.6), bias=None)
     analysis = analyzed(rows, 2, workers=8)
-    (found,) = [s for s in analysis.standings(2) if s.family == "odd"]
-    assert (found.error, found.bias) == pytest.approx((0.6, 0.6))
+    found = dict(ranking(analysis, 2))["odd"]
+    assert (found.variance, found.bias) == pytest.approx((0.6, 0.6))
     assert any("the most it can be: odd" in note for note in analysis.notes)
 
 
@@ -140,7 +146,7 @@ MEMORY = [
 def test_codecs_with_memory_are_ranked_by_what_has_arrived():
     analysis = analyzed(MEMORY, 1.5)
     assert analysis.basis.window == (7, 7)
-    assert [(s.family, round(s.error, 3)) for s in analysis.standings(1.5)] == [
+    assert [(label, round(at.variance, 3)) for label, at in ranking(analysis, 1.5)] == [
         ("ef:topk", 0.085), ("qsgdinf", 0.14), ("topk", 0.282),
     ]  # fmt: skip
     single = dict(zip([f.label for f in analysis.families], analysis.step_at[:, 0], strict=True))
@@ -149,7 +155,7 @@ def test_codecs_with_memory_are_ranked_by_what_has_arrived():
     assert first.startswith("At 1.5 bits per value, ef:topk loses least over 7 consecutive steps (8.5% of")
     # With workers variance shrinks, and what a memory owes does not.
     analysis = analyzed(MEMORY, 1.5, workers=8)
-    found = {s.family: (s.error, s.bias) for s in analysis.standings(1.5)}
+    found = {label: (at.variance, at.bias) for label, at in ranking(analysis, 1.5)}
     assert found["qsgdinf"] == pytest.approx((0.14 / 8, 0.0))
     assert (found["ef:topk"], found["topk"]) == (pytest.approx((0.085, 0.085)), pytest.approx((0.282, 0.282)))
     assert labels(analysis, 1.5)[0] == "qsgdinf"
@@ -164,8 +170,6 @@ def test_windows_are_counted_as_such():
     (section,) = sections(make_report([result_of(MEMORY)]))
     assert section.facts.endswith("7 steps; 1 tensor-window compared")
     assert any("1 window is too few for a confidence interval" in sentence for sentence in section.sentences)
-    over = [table for table in section.tables if table.title.startswith("Error over training")]
-    assert all("over steps" not in [column.heading for column in table.columns] for table in over)
 
 
 def test_of_a_biased_draw_the_variances_of_the_steps_are_the_variance_of_the_window():
@@ -238,8 +242,8 @@ def unequal_steps():
 def test_the_ratio_of_a_comparison_is_that_of_the_table_and_of_sums():
     analysis = analyzed(unequal_steps())
     (compared,) = [c for c in analysis.comparisons if c.bits == 3]
-    first, second = analysis.standings(3)
-    assert compared.ratio == pytest.approx(first.error / second.error, rel=1e-12)
+    (_, first), (_, second) = ranking(analysis, 3)
+    assert compared.ratio == pytest.approx(first.variance / second.variance, rel=1e-12)
     assert compared.better == pytest.approx(1.0)
     (ratio,) = [sentence for sentence in sweep_verdict(analysis) if "times the error" in sentence]
     assert "0.25 times the error of nuqsgd" in ratio

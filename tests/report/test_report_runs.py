@@ -265,7 +265,7 @@ def test_several_codecs_and_seeds_have_one_sentence_first_and_one_curve_name_eac
     [
         (-0.2, -0.02, 0.01, ""),
         (-0.2, 0.02, 0.2, ", within the noise of seeds"),
-        (-0.2, -0.02, 0.06, ", but not sure with so many codecs compared"),
+        (-0.2, -0.02, 0.06, ", but not sure with several codecs compared"),
     ],
 )
 def test_a_difference_is_not_called_noise_beside_an_interval_without_zero(low, high, p, said):

@@ -459,11 +459,6 @@ class Basis:
     window: tuple[int, int] | None = None
 
     @property
-    def noun(self) -> str:
-        """What an error is of."""
-        return "step" if self.window is None else "window"
-
-    @property
     def steps_in_words(self) -> str:
         """``7 consecutive steps``, empty for single steps."""
         if self.window is None:

@@ -94,6 +94,10 @@ class TensorHistory:
         shown: list[float] = np.where(self.nonfinite > 0, np.inf, self.norms).tolist()
         return shown
 
+    def norm_text(self, place: int) -> str:
+        """A norm in words, by its place."""
+        return "NaN" if self.nonfinite[place] else number(self.norms[place])
+
     @property
     def shape(self) -> str:
         """Shape as text; of a neural gradient with the range of its first axis, which is the batch as a rule."""

@@ -168,7 +168,7 @@ class Judgement:
         found = self.prediction
         if found is None or self.verdict == "safe":
             return False
-        return found.equivalent >= (1 - SAFE_COST) * found.batch and found.taken <= SAFE_COST
+        return found.equivalent >= (1 - SAFE_COST) * found.batch and max(found.lost, found.shorter) <= SAFE_COST
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,6 @@ class Safety:
         noise_per_step: (steps,) the same at each step.
         noise_per_tensor: (tensors,) the same of each tensor.
         workers: of the line of several workers in full precision.
-        cells: tensor-steps of which the noise is known.
         judged: spec -> what is known of it, in the order of the configurations.
         ratio_per_tensor: (configurations, tensors) noise ratio over all steps.
         outlook: what costs are predicted from.
@@ -194,7 +193,6 @@ class Safety:
     noise_per_step: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     noise_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     workers: int = WORKERS
-    cells: int = 0
     judged: Mapping[str, Judgement] = field(default_factory=dict)
     ratio_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     outlook: Outlook = field(default_factory=Outlook)
@@ -295,7 +293,6 @@ def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], o
         noise_per_step=divide(by_step["noise"][best], energy[best], energy[best] > 0),
         noise_per_tensor=divide(tensor_noise[best], tensor_energy[best], tensor_energy[best] > 0),
         workers=workers if workers > 1 else WORKERS,
-        cells=int(used[best].sum()),
         judged=judged,
         ratio_per_tensor=per_tensor[order],
         outlook=outlook,
@@ -329,7 +326,7 @@ def verdict_on(found: NoisePrediction) -> SafetyVerdict:
     limit = (1 - SAFE_COST) * found.batch
     if found.most < limit or hopeless(found):
         return "at risk"
-    return "safe" if found.least >= limit and found.taken <= SAFE_COST else "cannot tell"
+    return "safe" if found.least >= limit and max(found.lost, found.shorter) <= SAFE_COST else "cannot tell"
 
 
 def hopeless(found: NoisePrediction) -> bool:

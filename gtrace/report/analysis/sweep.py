@@ -37,7 +37,6 @@ from gtrace.report.analysis.families import (
     Family,
     Leader,
     Measure,
-    Standing,
     bd_rates,
     curves_of,
     decisive,
@@ -204,17 +203,6 @@ class SweepAnalysis:
         """One configuration of each family, for what is shown by layer or by step: the nearest to three bits."""
         return [i for i in map(self.nearest, self.families if families is None else families) if i >= 0]
 
-    def standings(self, bits: float) -> tuple[Standing, ...]:
-        """The methods that can be compared at a target, least error first."""
-        if bits not in self.targets:
-            return ()
-        k, found = self.targets.index(bits), []
-        for family in self.ranking(k):
-            at = family.at[k]
-            specs = tuple(dict.fromkeys(self.configurations[i].spec for i in (at.lower, at.upper)))
-            found.append(Standing(family.label, at.variance, at.bias, at.bits, at.outcome, specs))
-        return tuple(found)
-
     def comparison(self, one: str, other: str, bits: float) -> PairedComparison | None:
         """How two families (labels, in any order) were compared at a target, None if they were not."""
         wanted = {one, other}
@@ -237,35 +225,24 @@ class SweepAnalysis:
 
 
 def sweep_notes(
-    table: CellTable,
-    compared: CellTable,
-    common: NDArray[np.bool_],
-    configurations: tuple[Configuration, ...],
-    basis: Basis,
+    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], basis: Basis
 ) -> tuple[str, ...]:
-    """What a reader must know about how the numbers of a sweep came to be, one line each.
-
-    ``compared`` has the errors that methods are ranked by, ``common`` (K,) those of its cells that are compared.
-    """
+    """What a reader must know about how the numbers of a sweep came to be, one line each."""
     if not table.measured.any():
         return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
     return (
-        *_compared(table, compared, common, configurations, basis.noun),
+        *_compared(table, common, configurations, basis),
         *_errors(configurations, basis),
         *_sources(table, configurations, basis),
     )
 
 
 def _compared(
-    table: CellTable,
-    compared: CellTable,
-    common: NDArray[np.bool_],
-    configurations: tuple[Configuration, ...],
-    noun: str,
+    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], basis: Basis
 ) -> Iterator[str]:
     is_tensor = table.tensor >= 0
-    holes = int((is_tensor & ~table.covers().any(axis=0)).sum())
-    covered = compared.covers().any(axis=0)
+    covered = table.covers().any(axis=0)
+    holes = int((is_tensor & ~covered).sum())
     if holes:
         yield (
             f"{holes:,} of {int(is_tensor.sum()):,} tensor-steps could not be measured with any codec and "
@@ -278,9 +255,10 @@ def _compared(
             f"Not compared, because measured on too few of the tensors and steps: {listed(partial)}. "
             "Their lines are summed over what they have."
         )
-    if common.sum() < covered.sum():
+    # A window is one cell, that of its last step, and holds others.
+    if basis.window is None and common.sum() < covered.sum():
         yield (
-            f"Compared over the {int(common.sum()):,} tensor-{noun}s, of {int(covered.sum()):,}, "
+            f"Compared over the {int(common.sum()):,} tensor-steps, of {int(covered.sum()):,}, "
             "that every compared codec has."
         )
 
@@ -363,7 +341,7 @@ def analyze(
     bits, errors = numbers["bits"][order], parts["error"][order]
     layer_bits = sums.bits_by(table.tensor, len(table.tensors))[order]
     single, ranked_steps = (_step_table(each, order, bits, layer_bits) for each in (sums, ranked_sums))
-    ranked_steps = replace(ranked_steps, noun=basis.noun)
+    ranked_steps = replace(ranked_steps, noun="step" if basis.window is None else "window")
     configurations = _configurations(sums, partial, order, labels, numbers | parts, single)
     families, wanted = _families(configurations, bits, errors, targets)
     of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
@@ -385,7 +363,7 @@ def analyze(
         per_step=single.relative(),
         bits_per_step=sums.bits_by(table.step, len(table.steps))[order],
         cells=int(common.sum()) if not partial.all() else 0,
-        notes=sweep_notes(table, compared, common, configurations, basis),
+        notes=sweep_notes(table, common, configurations, basis),
         warnings=result.warnings,
         provenance=result.provenance,
         fits=read_fits(result),

@@ -50,10 +50,7 @@ def charted(name: str, title: str, caption: str, chart: Callable[[], Chart], **r
 def _curve(
     label: str, x: ArrayLike, y: ArrayLike, names: Sequence[str] = (), *, positive: bool = True, **how: str
 ) -> Iterable[Curve]:
-    """The points of a curve that can be drawn, none if there are none; a long one is thinned out.
-
-    ``names`` has the name of each point, or one for all.
-    """
+    """The points of a curve that can be drawn, fewer if it is long; ``names`` has one for each, or one for all."""
     xs, ys = np.asarray(x, np.float64), np.asarray(y, np.float64)
     known = np.flatnonzero(np.isfinite(xs) & np.isfinite(ys) & ((ys > 0) | (not positive)))
     if len(known) > _POINTS:
@@ -240,10 +237,7 @@ def weight_gradient_cosines(run: LoggedRun) -> Chart:
 
 
 def _named(log: RunLogAnalysis) -> list[tuple[LoggedRun, str, list[str]]]:
-    """Each run with its codec's name, short if that is unique, and what its points are called if there are seeds.
-
-    Runs with one codec have one name, and so one look.
-    """
+    """Each run with the name that all runs of its codec share, and what its points are called if there are seeds."""
     short = {run.spec: "uncompressed" if run.spec == BASELINE else short_spec(run.spec) for run in log.runs}
     names = {spec: name if list(short.values()).count(name) == 1 else spec for spec, name in short.items()}
     seeds = len({run.seed for run in log.runs}) > 1

@@ -102,7 +102,7 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         column(like, lambda one: batch_cell(one[1], interval=True), trains),
         column(
             "lost progress",
-            lambda one: NOTHING if (cost := one[1].prediction) is None else percent(max(cost.taken, 0.0)),
+            lambda one: NOTHING if (cost := one[1].prediction) is None else percent(max(cost.lost, cost.shorter)),
             "part of each step's progress that the bias takes, or noise that makes Adam's steps shorter",
             1,
         ),

@@ -13,7 +13,7 @@ from gtrace.planning.plan import WORTH, TensorPlan, to_plain
 from gtrace.report.analysis.details import rotates
 from gtrace.report.analysis.families import method_of
 from gtrace.report.analysis.safety import samples as whole_samples
-from gtrace.report.names import count, listed, lost, number
+from gtrace.report.names import count, energy_share, listed, number
 from gtrace.report.section import FEW_ROWS, NOTHING, Cell, Column, Numbers, Section, Table, column, value_cell, words
 from gtrace.report.sections import charts
 
@@ -66,8 +66,8 @@ def _loses(plan: Plan) -> str:
     if horizon is None:
         weighted = ", weighted" if plan.provenance.get("weights") else ""
         if plan.objective == "error":
-            return f"loses {lost(error)} of gradient energy{weighted}"
-        return f"has {lost(error)} error ({plan.objective}){weighted}"
+            return f"loses {energy_share(error, 3)} of gradient energy{weighted}"
+        return f"has {energy_share(error, 3)} error ({plan.objective}){weighted}"
     between = f"{whole_samples(horizon.low)} to {whole_samples(horizon.high)}"
     return f"its noise costs as if the batch were {samples(plan)} ({between})"
 
@@ -92,7 +92,7 @@ def _worth(plan: Plan) -> str:
         head = "One codec for all tensors" if one_for_all else "Worth a plan" if plan.worth else "Not worth a plan"
         take = "" if one_for_all or plan.worth else " Take the single codec."
         return f"{head}: {over}, {single}; {each}.{take}"
-    single = f"the best single codec, {best.codec} (error {lost(best.error)} at {number(best.bits)} bits)"
+    single = f"the best single codec, {best.codec} (error {energy_share(best.error, 3)} at {number(best.bits)} bits)"
     gain = 0.0 if gain is None else gain
     if one_for_all:
         mixed = f"; with a codec for each tensor the error drops {gain:.0%} at equal bits" if gain > WORTH else ""

@@ -66,7 +66,7 @@ def sections(report: Report, most_layers: int | None) -> Iterator[Section]:
                 f"{methods} in {count(len(analysis.configurations), 'configuration')}, "
                 f"{count(len(analysis.tensors), 'tensor')} with {count(int(analysis.elements.sum()), 'element')}, "
                 f"{count(len(analysis.steps), 'step')}; "
-                f"{count(analysis.cells, f'tensor-{analysis.basis.noun}')} compared"
+                f"{count(analysis.cells, f'tensor-{analysis.table.noun}')} compared"
             ),
             provenance={"results": analysis.name, "rows": analysis.rows, **made},
             numbers=partial(_numbers, analysis, pairs, groups),
@@ -157,7 +157,8 @@ def sweep_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
             "variance-over-steps",
             "Error over training",
             f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}. Their bits differ: "
-            f"point at one to see them, and rank no methods here.{_single(analysis)}" + _noise_in_words(analysis, ""),
+            "point at one to see them, and rank no methods here. Each step by itself, without what a memory sends "
+            "later." + _noise_in_words(analysis),
             lambda: charts.error_over_steps(analysis),
             place="training",
         )
@@ -196,18 +197,11 @@ def sweep_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
     yield from _fit_figures(analysis)
 
 
-def _single(analysis: SweepAnalysis) -> str:
-    """That a figure shows single steps, if methods are compared by more."""
-    return " Errors of single steps: what a memory sends later counts as lost." if analysis.basis.window else ""
-
-
-def _noise_in_words(analysis: SweepAnalysis, look: str = "Dashed: ") -> str:
+def _noise_in_words(analysis: SweepAnalysis) -> str:
     if not analysis.safety.known:
         return ""
-    return (
-        f" {look}{'the' if look else 'The'} noise that gradients have without any codec, of one worker and of the "
-        f"average over {analysis.safety.workers} workers{'' if look else ', has lines without markers'}."
-    )
+    average = f"the average over {analysis.safety.workers} workers"
+    return f" Beside them: the noise that gradients have without any codec, of one worker and of {average}."
 
 
 def _fit_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
@@ -466,7 +460,7 @@ def _doubt(analysis: SweepAnalysis, level: Sequence[Family], k: int) -> str:
     unsure = next((c for c in found if not c.by_elements.known), None)
     if unsure is not None:
         return f"{unsure.first} was better in {percent(unsure.better)} of training, but {unsure.by_elements.why}"
-    compared = count(found[0].by_elements.count, analysis.basis.noun)
+    compared = count(found[0].by_elements.count, analysis.table.noun)
     return f"the differences are within the noise of {compared}"
 
 
@@ -475,11 +469,9 @@ def compared_in_words(compared: PairedComparison) -> str:
     ratio, low, high = compared.by_elements.exp()
     said = f"{number(ratio, 2)} times the error of {compared.second}"
     if compared.by_elements.known:
-        sure = ""
-        if not compared.differs:
-            within = low <= 1 <= high
-            sure = ", within the noise of steps" if within else ", but not sure with so many methods compared"
-        return f"{said} (95%: {number(low, 2)} to {number(high, 2)}){sure}"
+        within = low <= 1 <= high
+        unsure = ", within the noise of steps" if within else ", but not sure with several methods compared"
+        return f"{said} (95%: {number(low, 2)} to {number(high, 2)}){'' if compared.differs else unsure}"
     return f"{said} and less in {percent(compared.better)} of training, but {compared.by_elements.why}"
 
 
@@ -537,11 +529,10 @@ def side_by_side_verdict(pair: SideBySide) -> Iterator[str]:
         yield f"{count(len(pair.shared), 'configuration')} in both, none with errors to compare."
     else:
         middle = math.sqrt(known[(len(known) - 1) // 2] * known[len(known) // 2])
-        ends = [number(ratio) for ratio in (known[0], known[-1])]
-        found = f"{pair.second} has {number(middle)} times the error of {pair.first} in the median"
-        same = f"both have the same error, to {len(ends[0]) - 1} digits"
-        both = count(len(pair.shared), "configuration")
-        yield f"{both} in both: {same if set(ends) == {'1.00'} else f'{found}, {ends[0]} to {ends[1]} times'}."
+        low, high = number(known[0]), number(known[-1])
+        more = f" in the median, {low} to {high} times" if low != high else ""
+        found = f"{pair.second} has {number(middle)} times the error of {pair.first}{more}"
+        yield f"{count(len(pair.shared), 'configuration')} in both: {found}."
         if pair.paired:
             sure = sum(c.differs for c in pair.shared)
             none = sum(not c.by_elements.known for c in pair.shared)

@@ -21,11 +21,9 @@ from gtrace.report.names import (
     duration,
     energy_share,
     listed,
-    lost,
     number,
     percent,
     signed_percent,
-    sparkline,
 )
 from gtrace.report.section import FEW_ROWS, NOTHING, PARETO, Cell, Column, LayerTables, Table, column, value_cell, words
 from gtrace.report.statistics import THIRDS
@@ -81,7 +79,7 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
     columns: list[Shows[Candidate]] = [
         words("codec", name),
         column("bits", lambda one: number(one.bits), "measured, per value", 1),
-        column("error", lambda one: lost(one.error), "share of gradient energy lost"),
+        column("error", lambda one: energy_share(one.error, 3), "share of gradient energy lost"),
     ]
     if not safety.outlook.why:
         hint = f"of {samples(safety.outlook.batch)}: uncompressed one that trains as well, predicted"
@@ -108,27 +106,20 @@ def batch_cell(found: Judgement | None, *, interval: bool = False) -> Cell:
 
 
 def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
-    """One folded table per layer with what each method makes of it; None if nothing was measured."""
-    chosen = analysis.view()[:MOST_METHODS]
-    known = np.flatnonzero((analysis.per_tensor[chosen] > 0).any(axis=0))
+    """One folded table per layer with what each method makes of it; None if no layer has methods to compare."""
+    known = np.flatnonzero([bool(label) for label in analysis.layer_best])
     if not len(known):
         return None
     share = np.nan_to_num(analysis.energy_share)
-    kept = set(known[np.argsort(-share[known], kind="stable")][:MOST_LAYERS].tolist())
+    kept = sorted(known[np.argsort(-share[known], kind="stable")][:MOST_LAYERS].tolist())
+    rate = bits_text(analysis.targets[analysis.decisive])
     tables = []
-    for k in sorted(kept):
-        named = [f"{analysis.elements[k]:,} elements"]
-        if math.isfinite(analysis.energy_share[k]):
-            named.append(f"{analysis.energy_share[k]:.1%} of the energy")
-        if analysis.layer_best[k]:
-            rate = bits_text(analysis.targets[analysis.decisive])
-            content = _ranked(analysis, k, rate)
-            named.append(f"least error at {rate}: {analysis.layer_best[k]}")
-        else:
-            content = _listed(analysis, chosen, k)
-        tables.append((content, ", ".join(named)))
-    left_out = len(known) - len(kept)
-    note = f"{left_out:,} layers with less energy are in the table below alone." if left_out else ""
+    for k in kept:
+        energy = f"{analysis.elements[k]:,} elements, {analysis.energy_share[k]:.1%} of the energy"
+        beside = f"{energy}, least error at {rate}: {analysis.layer_best[k]}"
+        tables.append((_ranked(analysis, k, rate), beside))
+    left_out = len(analysis.tensors) - len(kept)
+    note = f"{count(left_out, 'layer')} not compared here: see the table below." if left_out else ""
     return LayerTables("Layer by layer", tuple(tables), note)
 
 
@@ -141,18 +132,6 @@ def _ranked(analysis: SweepAnalysis, k: int, rate: str) -> Table:
         column("times least", lambda found: number(found[0] / known[0][0]), "error over the least of these methods"),
     ]
     return Table.of(analysis.tensors[k], known[:MOST_METHODS], columns)
-
-
-def _listed(analysis: SweepAnalysis, chosen: list[int], k: int) -> Table:
-    """One configuration of each method on a layer where nothing can be compared at equal bits, in no order."""
-    bits, error = analysis.per_tensor_bits[:, k].tolist(), analysis.per_tensor[:, k].tolist()
-    meaning = "||Q(g) - g||² / ||g||² of this tensor, summed over steps"
-    columns: list[Shows[int]] = [
-        words("method", lambda i: analysis.configurations[i].name),
-        column("bits", lambda i: number(bits[i]), "measured bits per value of this tensor"),
-        column("relative variance", lambda i: number(error[i]), meaning),
-    ]
-    return Table.of(analysis.tensors[k], chosen, columns)
 
 
 def comparison_table(analysis: SweepAnalysis) -> Table:
@@ -222,7 +201,7 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
 
 
 def phase_table(analysis: SweepAnalysis) -> Table:
-    """Error of each method in the thirds of training, at the decisive bits, and a line over the steps."""
+    """Error of each method in the thirds of training, at the decisive bits."""
     k = analysis.decisive
     bits = analysis.targets[k]
     place = {f.label: i for i, f in enumerate(analysis.families)}
@@ -231,21 +210,13 @@ def phase_table(analysis: SweepAnalysis) -> Table:
         cells = [Cell(energy_share(at)) if math.isfinite(at) else NOTHING for at in phase.at[:, k].tolist()]
         return lambda family: cells[place[family.label]]
 
-    notes = ["Thirds by step number. In each, methods are compared at equal bits of that third."]
-    each = "each line on a scale of its own"
+    notes = ("Thirds by step number. In each, methods are compared at equal bits of that third.",)
     columns: list[Shows[Family]] = [
         words("method", lambda family: family.label),
         *(column(f"{p.name} {p.first:,}–{p.last:,}", over(p), f"{p.steps} captured steps") for p in analysis.phases),
     ]
-    if analysis.basis.window is None:
-        # Of windows there are few, and single steps say something else.
-        steps = analysis.per_step
-        columns.append(words("over steps", lambda f: sparkline(steps[analysis.nearest(f, bits)].tolist()), each, 1))
-        notes.append(
-            f"Over steps: the configuration with bits nearest to {bits:g}, from the least to the largest error."
-        )
     title = f"Error over training at {bits:g} measured bits per value"
-    return Table.of(title, analysis.ranking(k), columns, place="training", notes=tuple(notes))
+    return Table.of(title, analysis.ranking(k), columns, place="training", notes=notes)
 
 
 def equal_bits_table(analysis: SweepAnalysis) -> Table:

@@ -43,6 +43,7 @@ def runs_section(log: RunLogAnalysis) -> Section:
     said = (*runs_verdict(log), *noise_sentences(log))
     study = {key: value for key, value in log.study.items() if key not in ("type", "tensors")}
     table, seeds = run_table(log), seed_table(log) if log.several_seeds else None
+    first = seeds or table
     return Section(
         kind="Training",
         name=log.name,
@@ -50,9 +51,7 @@ def runs_section(log: RunLogAnalysis) -> Section:
         blocks=(*_tables(log, table, seeds), *run_figures(log)),
         place="training",
         # The first codecs or runs, without notes.
-        brief=dataclasses.replace(seeds or table, rows=(seeds or table).rows[:FEW_ROWS], notes=())
-        if log.runs
-        else None,
+        brief=dataclasses.replace(first, rows=first.rows[:FEW_ROWS], notes=()) if log.runs else None,
         notes=log.notes,
         warnings=log.warnings,
         facts=", ".join(filter(None, facts)),
@@ -89,10 +88,8 @@ def seed_table(log: RunLogAnalysis | RunPool, notes: Sequence[str] = ()) -> Tabl
     """One line per codec: mean over seeds, deviation, interval, and the paired difference to the uncompressed runs."""
     metric = log.groups[0].metric if log.groups else "test accuracy"
     sent = "encoded" if log.neural else "sent"
-    against = "mean difference to uncompressed runs with the same seed; pp: percentage points"
+    against = "mean difference to uncompressed runs with the same seed; pp: percentage points; gray: not sure (Holm)"
     said = [f"{log.averaged}; finished runs only. Differences to the uncompressed runs are paired by seed."]
-    if any(group.p_holm >= SIGNIFICANT for group in log.groups):
-        said.append("Gray: not beyond the noise of seeds, corrected for the number of codecs (Holm).")
     if any(len(group.seeds) < FEWEST_SEEDS for group in log.groups):
         said.append(f"Fewer than {FEWEST_SEEDS} seeds: no interval; this describes what happened.")
 
@@ -335,10 +332,9 @@ def difference_text(metric: str, difference: Interval, p_holm: float) -> str:
     said = _signed(metric, difference.estimate) + " points" * (metric == "test accuracy")
     if not difference.known:
         return f"{said} (descriptive: {difference.why})"
-    sure = ""
-    if not p_holm < SIGNIFICANT:
-        within = difference.low <= 0 <= difference.high
-        sure = ", within the noise of seeds" if within else ", but not sure with so many codecs compared"
+    within = difference.low <= 0 <= difference.high
+    unsure = ", within the noise of seeds" if within else ", but not sure with several codecs compared"
+    sure = "" if p_holm < SIGNIFICANT else unsure
     return f"{said} (95%: {_signed(metric, difference.low)} to {_signed(metric, difference.high)}){sure}"
 
 

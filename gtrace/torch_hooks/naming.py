@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 from gtrace.torch_hooks.steps import Patch, living, parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     import torch
     from torch.utils.hooks import RemovableHandle
@@ -242,6 +242,16 @@ class Names:
                 names[id(parameter)] = TreeName(name)
                 here.add(name)
                 self._taken[name] = None, weakref.ref(parameter), stream
+
+
+def fresh_name(name: str, taken: Container[str], stream: int = 0) -> str:
+    """The name, or another one if it is taken: a layer that took another's place in a model has its name."""
+    name = plain = f"opt{stream}/{name}" if name in taken else name
+    again = 1
+    while name in taken:
+        again += 1
+        name = f"{plain}#{again}"
+    return name
 
 
 def _owners(wanted: set[int], modules: list[nn.Module]) -> list[tuple[nn.Module, dict[int, _Place]]]:

@@ -11,10 +11,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
-from gtrace.torch_hooks.naming import Names, local_part
+from gtrace.torch_hooks.naming import Names, fresh_name, local_part
+from gtrace.torch_hooks.steps import parameters_of
 from gtrace.trackers import Tracker, Tracking, of_record
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Exchange, Exchanged, Nonfinite, Tally
@@ -42,10 +44,11 @@ class Compression:
         self._target = target
         self._exchange = exchange
         self._tracking = tracking
-        self._names: dict[int, str] = {}
+        # By weak reference and not by id, which a later parameter may get again.
+        self._names: Any = WeakTensorKeyDictionary()
+        self._namer, self._taken = Names(), set[str]()
         self._warned = 0
         if isinstance(target, nn.Module):
-            self._add_names([{"params": list(target.parameters())}], target)
             self._handle = register_optimizer_step_pre_hook(self._before_step)
         else:
             self._handle = target.register_step_pre_hook(self._before_step)
@@ -80,9 +83,18 @@ class Compression:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _add_names(self, groups: list[dict[str, Any]], model: nn.Module | None = None) -> None:
-        found = Names().of(groups, [] if model is None else [model], scan=model is None)
-        self._names.update({key: entry.name for key, entry in found.items()})
+    def _add_names(self) -> None:
+        """Name the parameters that have none: a program may replace layers, and add groups."""
+        target, models = self._target, list[nn.Module]()
+        if isinstance(target, nn.Module):
+            groups, models = [{"params": list(target.parameters())}], [target]
+        else:
+            groups = target.param_groups
+        found = self._namer.of(groups, models, scan=not models)
+        for parameter in parameters_of(groups):
+            if parameter not in self._names:
+                self._names[parameter] = name = fresh_name(found[id(parameter)].name, self._taken)
+                self._taken.add(name)
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -90,10 +102,10 @@ class Compression:
         return after_closure(args, kwargs, lambda: self._compress(optimizer))
 
     def _compress(self, optimizer: Optimizer) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if optimizer is self._target and any(id(p) not in self._names for p in parameters):
-            self._add_names(optimizer.param_groups)
-        held = {self._names[id(p)]: p for p in parameters if id(p) in self._names and p.grad is not None}
+        parameters = parameters_of(optimizer.param_groups)
+        if any(p not in self._names for p in parameters):
+            self._add_names()
+        held = {self._names[p]: p for p in parameters if p in self._names and p.grad is not None}
         if not held:
             return
         for name, parameter in held.items():
@@ -202,6 +214,9 @@ def write_gradient(parameter: torch.Tensor, found: Vector | None, scale: float =
         parameter.grad = None
         return
     assert parameter.grad is not None
+    if 0 in parameter.grad.stride():
+        # Several of its values may lie in one place.
+        parameter.grad = parameter.grad.clone()
     values = torch.as_tensor(found)
     own_values(parameter.grad).copy_(values if scale == 1.0 else values * scale)
 

@@ -32,7 +32,7 @@ from gtrace.errors import GtraceError
 from gtrace.runlog import RunLogWriter, read_runlog, versions
 from gtrace.torch_hooks.children import call_after_import
 from gtrace.torch_hooks.hooks import TrainingHooks, never_compiled
-from gtrace.torch_hooks.naming import Names, local_part
+from gtrace.torch_hooks.naming import Names, fresh_name, local_part
 from gtrace.torch_hooks.processes import (
     before_abrupt_exit,
     before_shutdown,
@@ -259,6 +259,8 @@ class ScriptTraining:
             self.rules, options.workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite
         )
         self._hooks = TrainingHooks(lambda _stream, _step: True, self._told_step, self._told_error, reduced=True)
+        # What a program does by hand with its gradients cannot go through a codec.
+        self._hooks.unstepped = None
         self._rounds: ProgramRounds | None = None
         if options.every and not options.watched:
             self._rounds = ProgramRounds(self.rules, options, options.workers, options.every, self._warn_once)
@@ -447,14 +449,7 @@ class ScriptTraining:
         found = self._parameter_names.of(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
         for parameter in parameters:
             if parameter not in self._names:
-                name = found[id(parameter)].name
-                # A layer that took another's place in the model has its name.
-                name = plain = f"opt{number}/{name}" if name in self.sizes else name
-                again = 1
-                while name in self.sizes:
-                    again += 1
-                    name = f"{plain}#{again}"
-                self._names[parameter] = name
+                self._names[parameter] = name = fresh_name(found[id(parameter)].name, self.sizes, number)
                 self.sizes[name] = (parameter if parameter in self._wrapped else local_part(parameter)).numel()
         return count
 

@@ -113,6 +113,35 @@ def test_every_evaluation_of_a_closure_is_compressed(net, keyword):
     assert not torch.equal(evaluations[-1][0], net.body.weight.grad)
 
 
+def test_layers_may_be_replaced_and_other_models_are_left_alone(net):
+    with compress(net, "ef:topk:ratio=0.1") as compression:
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), 2)
+        for width in (3, 4, 5, 2, 2):
+            net.head = nn.Linear(30, width)
+            train(net, torch.optim.SGD(net.parameters(), lr=0.1), 2)
+            assert np.count_nonzero(net.head.weight.grad) == 3 * width
+            # Its parameters may get the ids of those that are gone.
+            other = nn.Linear(30, width)
+            other(torch.ones(1, 30)).sum().backward()
+            torch.optim.SGD(other.parameters(), lr=0.1).step()
+            assert np.count_nonzero(other.weight.grad) == 30 * width
+            del other
+    assert compression.steps == 12
+
+
+def test_a_group_that_is_added_leaves_earlier_names_and_their_memory(net):
+    later = nn.Linear(30, 30)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with compress(optimizer, "ef:topk:ratio=0.1") as compression:
+        train(net, optimizer, 1)
+        optimizer.add_param_group({"params": list(later.parameters())})
+        later(torch.ones(1, 30)).sum().backward()
+        optimizer.step()
+        names = [name for name, *_ in compression.state_dict()["links"]]
+    assert names[:4] == [name for name, _ in net.named_parameters()]
+    assert len(names) == 6
+
+
 def test_sparse_gradients_are_refused():
     table = nn.Embedding(5, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()

@@ -32,7 +32,7 @@ from gtrace.torch_hooks.naming import Names
 from gtrace.training import device, vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, without_nonfinite
-from gtrace.training.ranks import NOT_FINITE, Collectives, Piece, RankCodecs
+from gtrace.training.ranks import NOT_FINITE, Collectives, Piece, RankCodecs, sendable
 from gtrace.training.ways import averaging, way
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ class RankExchange:
                 )
             if one.declared:
                 raise UsageError(f"{one}: no other rank could decode its payloads, which are declared and not bytes")
+            if self.options.levels == "common" and one.needs is not None and one.needs.bucket_moments:
+                raise UsageError(f"{one}: fits to moments of every bucket, which do not travel; choose levels own")
         self.steps = 0
         self.last = Tally()
         self.tally = Tally()
@@ -423,7 +425,8 @@ class RankExchange:
         tally.codec_seconds += time.thread_time() - start
         tally.wire_seconds += wire.seconds - waited
         tally.wire_bytes += wire.sent - before
-        tally.float32_bits += 32 * sum(map(len, values))
+        # As many as were sent: those of a gradient that is left out would make every other one look smaller.
+        tally.float32_bits += 32 * sum(len(one) for one in sending if sendable(one))
         apart = codecs is self._between or (scattered and self._between is not None)
         if not apart and options.compare_every and self.steps % options.compare_every == 0:
             self._compare(values, averages, [piece.owner == wire.rank for piece in pieces] if scattered else None)

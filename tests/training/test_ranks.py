@@ -59,6 +59,7 @@ def test_frames_come_back_and_damaged_ones_do_not():
         ("alq", {"exchange": "tree"}, "exchange: 'tree' is unknown"),
         ("alq", {"compare_every": -1}, "compare_every: -1 is below 0"),
         ("zipml:scope=model", {}, "cannot go bucket by bucket"),
+        ("alq:law=truncnorm", {"levels": "common"}, "alq:.*law=truncnorm: fits to moments of every bucket"),
     ],
 )
 def test_a_state_says_what_is_wrong_with_its_arguments(codec, options, said):

@@ -357,6 +357,9 @@ def _conclude(
 
 def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> Iterator[str]:
     tally, steps = summary.tally, summary.steps
+    if not tally.float32_bits:
+        yield f"gtrace: nothing went through {setup['codec']}: no gradient of {steps} steps was dense and finite"
+        return
     each = tally.bits / 8 / steps
     variance = tally.worker_variance
     yield (
@@ -440,8 +443,8 @@ def _as_dict(summary: ScriptSummary, setup: dict[str, Any], savings: Savings | N
         "workers": setup["workers"],
         "bits_per_value": tally.bits_per_element,
         **pick(tally, "bits", "ratio", "shared_bits", "envelope_bits", "frame_bits", "down_bits", "wire_bytes"),
-        **pick(tally, "worker_variance", "codec_seconds", "wire_seconds"),
+        **pick(tally, "worker_variance", "wire_seconds"),
         "comparisons": [pick(one, "relative_variance", "bf16_variance") for one in summary.comparisons],
         "savings": savings_json(savings) if savings is not None else None,
-        **pick(summary, "seconds", "warnings"),
+        **pick(summary, "seconds", "codec_seconds", "warnings"),
     }

@@ -122,16 +122,37 @@ def test_a_failing_program_keeps_its_log_and_says_its_code(run, tmp_path):
         (["--rule", "bias", "train.py"], "write GLOB=CODEC"),
         (["--rule", "bias=none"], "--rule is for a SCRIPT"),
         (["still.py"], "it took no step of a torch optimizer"),
+        (["byhand.py"], "it took no step of a torch optimizer"),
         (["empty.py"], "nothing went through the codec"),
     ],
 )
 def test_wrong_usage_is_said_in_one_line(run, tmp_path, args, said):
     (tmp_path / "still.py").write_text("import torch\n")
     (tmp_path / "empty.py").write_text("x = 1\n")
+    by_hand = PROGRAM.replace("optimizer.zero_grad()", "model.zero_grad()").replace("optimizer = ", "#")
+    by_hand = by_hand.replace("optimizer.step()", "[p.data.sub_(p.grad) for p in model.parameters()]")
+    (tmp_path / "byhand.py").write_text(by_hand)
     result = run("--codec", "qsgdinf", *args)
     assert result.exit_code == 2, result.output
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+NONE_DENSE = """
+import torch
+table = torch.nn.Embedding(5, 2, sparse=True)
+optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+for step in range(2):
+    table(torch.tensor([1])).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_program_without_a_gradient_for_the_codec_has_no_numbers(run, tmp_path):
+    (tmp_path / "sparse.py").write_text(NONE_DENSE)
+    result = run("--codec", "qsgdinf", "sparse.py")
+    assert "nan" not in result.stderr
+    assert "nothing went through qsgdinf:bits=4: no gradient of 2 steps was dense and finite" in result.stderr
 
 
 def linear(**options):
@@ -201,6 +222,15 @@ def test_complex_and_double_gradients_keep_their_types(training, dtype):
     decoded = model.weight.grad
     assert decoded.dtype == dtype
     assert 0 < float((decoded - exact).abs().square().sum() / exact.abs().square().sum()) < 0.1
+
+
+def test_values_of_a_gradient_may_lie_in_one_place(training):
+    training("qsgdinf:bits=2")
+    weight = torch.nn.Parameter(torch.zeros(3, 4))
+    weight.grad = torch.linspace(-1, 1, 4).expand(3, 4)
+    torch.optim.SGD([weight], lr=1.0).step()
+    assert torch.equal(weight, -weight.grad)
+    assert not torch.equal(weight[0], weight[1])
 
 
 def test_training_goes_on_after_an_error_of_the_hooks_and_without_a_log(training, tmp_path, monkeypatch):

@@ -367,8 +367,10 @@ def grad_scale_of(optimizer: Optimizer | Rounds) -> float:
     return 1.0 if scale is None else float(scale)
 
 
-def is_nested(wrapper: FrameType, evaluation: CodeType | None) -> bool:
+def is_nested(wrapper: FrameType, evaluation: CodeType | None, optimizer: Optimizer | None = None) -> bool:
     """Whether this step is a part of another one: a subclass that calls super().step(), or a wrapper.
+
+    With an ``optimizer``, only of another one of its own.
 
     ``wrapper`` is the frame of torch's own wrapper around every ``step``. Frames instead of a flag, because a
     step that raises never resets a flag. A step that a closure takes while it is evaluated is its own:
@@ -377,7 +379,9 @@ def is_nested(wrapper: FrameType, evaluation: CodeType | None) -> bool:
     frame, step = wrapper.f_back, wrapper.f_code
     while frame is not None:
         code = frame.f_code
-        if code is evaluation or code is step:
-            return code is step
+        if code is evaluation:
+            return False
+        if code is step and (optimizer is None or frame.f_locals["args"][0] is optimizer):
+            return True
         frame = frame.f_back
     return False

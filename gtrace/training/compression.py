@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.torch_hooks.naming import Names, fresh_name, local_part
-from gtrace.torch_hooks.steps import parameters_of
+from gtrace.torch_hooks.steps import grad_scale_of, is_nested, parameters_of
 from gtrace.trackers import Tracker, Tracking, of_record
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Exchange, Exchanged, Nonfinite, Tally
@@ -73,9 +74,13 @@ class Compression:
         return {"steps": self.steps, **as_tensors(self._exchange.to_arrays())}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from a :meth:`state_dict`, with the same codec and settings."""
-        self.steps = int(saved["steps"])
+        """Continue from a :meth:`state_dict`, with the same codec and settings.
+
+        Raises:
+            UsageError: it was saved with another codec.
+        """
         self._exchange.load_arrays(as_arrays({name: value for name, value in saved.items() if name != "steps"}))
+        self.steps = int(saved["steps"])
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +104,9 @@ class Compression:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        # A subclass may call its base's step, and a wrapper that of the optimizer inside: one step, encoded once.
+        if is_nested(sys._getframe(1), None, optimizer if optimizer is self._target else None):
+            return None
         return after_closure(args, kwargs, lambda: self._compress(optimizer))
 
     def _compress(self, optimizer: Optimizer) -> None:
@@ -111,9 +119,10 @@ class Compression:
         for name, parameter in held.items():
             if not is_dense(parameter):
                 raise UsageError(f"compress: the gradient of {name} is sparse; codecs take dense ones")
-        exchanged = self._exchange.step(self.steps, [{name: read_gradient(p) for name, p in held.items()}])
+        scale = grad_scale_of(optimizer)
+        exchanged = self._exchange.step(self.steps, [{name: read_gradient(p, scale) for name, p in held.items()}])
         for name, parameter in held.items():
-            write_gradient(parameter, exchanged.gradients.get(name))
+            write_gradient(parameter, exchanged.gradients.get(name), scale)
         self._warn(exchanged)
         tally = exchanged.tally
         about = {"type": "step", "run": str(self._exchange.rules), "seed": 0, "step": self.steps}

@@ -31,7 +31,7 @@ from gtrace.torch_hooks.hooks import never_compiled
 from gtrace.torch_hooks.naming import Names
 from gtrace.training import device, vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
-from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, without_nonfinite
+from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, check_saved, without_nonfinite
 from gtrace.training.ranks import NOT_FINITE, Collectives, Piece, RankCodecs, sendable
 from gtrace.training.ways import averaging, way
 
@@ -361,9 +361,7 @@ class RankExchange:
         (found,) = saved[self._key()]
         if found["format"] != FORMAT:
             raise UsageError(f"state: its format is {found['format']}, and this gtrace reads {FORMAT}")
-        for name, value in self._settings().items():
-            if found["settings"].get(name) != value:
-                raise UsageError(f"state: saved with {name} {found['settings'].get(name)}, and here it is {value}")
+        check_saved(found["settings"], self._settings())
         self.steps = int(found["steps"])
         self._loaded = [as_arrays(lists) for lists in found["codecs"]]
         self._connect(self.group, self._replicas)

@@ -190,6 +190,13 @@ class Exchanged:
     bad: tuple[Bad, ...] = ()
 
 
+def check_saved(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise UsageError if a state was saved with other settings than those here."""
+    for name, value in here.items():
+        if saved.get(name) != value:
+            raise UsageError(f"state: saved with {name} {saved.get(name)}, and here it is {value}")
+
+
 class Exchange:
     """All workers' senders and receivers.
 
@@ -364,6 +371,7 @@ class Exchange:
     def to_arrays(self) -> dict[str, Any]:
         """The state for later steps, as plain values and arrays."""
         return {
+            "codecs": self.rules.describe(),
             "layout": None if self._layout is None else [[name, list(shape)] for name, shape in self._layout.items()],
             "links": [
                 [name, worker, sender.to_arrays(), receiver.to_arrays()]
@@ -372,7 +380,12 @@ class Exchange:
         }
 
     def load_arrays(self, saved: Mapping[str, Any]) -> None:
-        """Undo :meth:`to_arrays`, for an exchange with the same arguments."""
+        """Undo :meth:`to_arrays`, for an exchange with the same arguments.
+
+        Raises:
+            UsageError: the codecs differ.
+        """
+        check_saved(saved.get("codecs", {}), self.rules.describe())
         layout = saved["layout"]
         self._layout = None if layout is None else {name: tuple(shape) for name, shape in layout}
         self._links = {}

@@ -483,7 +483,7 @@ class OuterRounds:
         codecs = (
             self._exchange.state_dict()
             if isinstance(self._exchange, RankExchange)
-            else {"codec": str(self._exchange.rules), **as_tensors(self._exchange.to_arrays())}
+            else as_tensors(self._exchange.to_arrays())
         )
         return {"steps": self.steps, "names": list(self._names), **self._nesterov.state_dict(), "codecs": codecs}
 
@@ -500,16 +500,13 @@ class OuterRounds:
         )
         if saved["names"] != self._names:
             return f"state: saved with other names, e.g. {saved['names'][0]}"
-        rules, codecs = str(self._exchange.rules), saved["codecs"]
-        if isinstance(self._exchange, Exchange):
-            if codecs.get("codec") != rules:
-                return f"state: saved with codec {codecs.get('codec')}, and here it is {rules}"
-            self._exchange.load_arrays(as_arrays({name: codecs[name] for name in ("layout", "links")}))
-            return ""
         try:
-            self._exchange.load_state_dict(codecs)
+            if isinstance(self._exchange, Exchange):
+                self._exchange.load_arrays(as_arrays(saved["codecs"]))
+            else:
+                self._exchange.steps = self.steps // self._every
+                self._exchange.load_state_dict(saved["codecs"])
         except UsageError as error:
-            self._exchange.steps = self.steps // self._every
             return str(error)
         return ""
 

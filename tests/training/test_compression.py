@@ -142,6 +142,63 @@ def test_a_group_that_is_added_leaves_earlier_names_and_their_memory(net):
     assert len(names) == 6
 
 
+class Inherited(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Around(torch.optim.Optimizer):
+    """A wrapper with the parameters of an optimizer inside."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+@pytest.mark.parametrize("target", ["outer", "inner", "model"])
+def test_a_step_within_a_step_is_not_encoded_again(net, target):
+    torch.optim.SGD(net.parameters(), lr=0.1)
+    inner = Inherited(net.parameters(), lr=0.1)
+    outer = Around(inner)
+    with compress({"outer": outer, "inner": inner, "model": net}[target], SPEC) as compression:
+        train(net, outer, 3)
+    assert compression.steps == 3
+    assert compression.tally.float32_bits == 3 * 32 * weights(net).numel()
+
+
+def test_the_factor_of_a_gradient_scaler_is_not_in_the_memory():
+    ends = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)):
+        torch.manual_seed(0)
+        layer = nn.Linear(20, 2)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
+        with compress(optimizer, "ef:topk:ratio=0.1") as compression:
+            for step in range(4):
+                optimizer.zero_grad()
+                loss = layer(data(step)).square().mean()
+                (loss if scaler is None else scaler.scale(loss)).backward()
+                optimizer.step() if scaler is None else (scaler.step(optimizer), scaler.update())
+        ends.append((weights(layer), compression.tally.energy))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1]
+
+
+def test_a_state_is_that_of_its_codec(net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with compress(optimizer, "alq:bits=3") as compression:
+        train(net, optimizer, 1)
+        saved = compression.state_dict()
+    with compress(optimizer, "alq:bits=4") as compression:
+        with pytest.raises(UsageError, match="saved with codec alq:bits=3, and here it is alq:bits=4"):
+            compression.load_state_dict(saved)
+        assert compression.steps == 0
+        compression.use_bits(3)
+        compression.load_state_dict(saved)
+
+
 def test_sparse_gradients_are_refused():
     table = nn.Embedding(5, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()

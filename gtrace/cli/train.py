@@ -117,7 +117,7 @@ def _specs(settings: TrainSettings) -> list[str]:
         raise UsageError(
             "give one of --codec and --compare, not both."
             if spec
-            else "name a codec, e.g. --codec qsgdinf --bits 3 (gtrace codecs lists them), or a --plan."
+            else "name a codec before SCRIPT, e.g. --codec qsgdinf --bits 3 (gtrace codecs lists them), or a --plan."
         )
     if several is None:
         return [] if spec is None else [spec]

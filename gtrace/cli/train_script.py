@@ -55,7 +55,9 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
 
 def _setup(settings: TrainSettings, chosen: Coding, program: Program) -> dict[str, Any]:
     from gtrace.codecs.assignment import CodecTable
+    from gtrace.training.exchange import check_exchange
 
+    check_exchange(settings.exchange)
     if isinstance(chosen, CodecTable) and (settings.rules or settings.min_size):
         raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
     return {

@@ -7,8 +7,9 @@ Simulated workers and hooks into your own training loop use the same :class:`Exc
 from __future__ import annotations
 
 import math
+import re
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _SERVER = -1
 Nonfinite: TypeAlias = Literal["error", "skip", "zero", "pass"]
 NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
+#: ways of averaging between ranks, besides those that end in a number
+EXCHANGES = ("allgather", "two-shot", "ring", "shared-scale")
 
 
 class NonfiniteGradientError(GtraceError):
@@ -50,6 +53,12 @@ def without_nonfinite(values: Vector, count: int, policy: Nonfinite, where: str)
             "nonfinite=skip or zero"
         )
     return vectors.zero_nonfinite(values) if policy == "zero" else None
+
+
+def check_exchange(name: str) -> None:
+    """Raise UsageError for a name that is none of a way of averaging between ranks, see :mod:`gtrace.training.ways`."""
+    if name not in EXCHANGES and not re.fullmatch(r"hierarchical:[1-9][0-9]{0,5}", name):
+        raise UsageError(f"exchange: '{name}' is unknown; {suggest(name, (*EXCHANGES, 'hierarchical:8'))}")
 
 
 #: fields of a tally that are the same for averages that are sent on
@@ -172,6 +181,32 @@ class Bad:
     tensor: str
     worker: int
     count: int
+
+
+@dataclass(slots=True)
+class BadGradients:
+    """Those of a whole training, counted, and their values by tensor; the first three are reported one by one."""
+
+    gradients: int = 0
+    steps: int = 0
+    tensors: dict[str, int] = field(default_factory=dict)
+
+    def add(self, bad: Sequence[Bad]) -> Sequence[Bad]:
+        """Count those of a step; returns the ones to report."""
+        shown = bad[: max(0, 3 - self.gradients)]
+        self.gradients += len(bad)
+        self.steps += bool(bad)
+        for item in bad:
+            self.tensors[item.tensor] = self.tensors.get(item.tensor, 0) + item.count
+        return shown
+
+    def __str__(self) -> str:
+        """What there was besides those; empty if that is nothing."""
+        if self.gradients <= 3:
+            return ""
+        where = f"{len(self.tensors)} tensor{'s' * (len(self.tensors) > 1)}"
+        steps = f"{self.steps} step{'s' * (self.steps > 1)}"
+        return f"{sum(self.tensors.values())} gradient values in {where} were not finite, at {steps}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from gtrace.codecs.link import LinkOptions
 from gtrace.noise import equivalent_batch
 from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
-from gtrace.training.exchange import Bad, Exchange, Nonfinite, Tally
+from gtrace.training.exchange import Bad, BadGradients, Exchange, Nonfinite, Tally
 from gtrace.training.joint import JointOptimizer, JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
 from gtrace.training.measure import Measurement, NoiseAhead
 from gtrace.training.neural import NeuralCompression, ShadowError, ShadowSummary, finite_mean, shadow
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 #: torch's in clip_grad_norm_
 _CLIP_EPSILON = 1e-6
-#: number of gradients with NaN or infinity that are reported one by one
-_SHOWN = 3
 _HANDLED: dict[tuple[Kind, Nonfinite], str] = {
     ("weight", "pass"): "the step goes on with them",
     ("weight", "error"): "the run stops",
@@ -153,8 +151,7 @@ class TrainingRun:
         #: CPU time within a step that does not count: shadow passes, measurements
         self._aside = 0.0
         self._variances: tuple[list[float], list[float]] = [], []
-        self._bad: list[Bad] = []
-        self._bad_steps = 0
+        self._bad = BadGradients()
         self.result = RunResult(plan.name, settings.seed)
         self.weights = QuantizedWeights(self._model, weights, settings.refit)
         self.label = {"run": self.result.run, "seed": settings.seed}
@@ -373,8 +370,7 @@ class TrainingRun:
             "weights": as_tensors(self.weights.to_arrays()),
             "result": self.result.to_plain(),
             "variances": [list(seen) for seen in self._variances],
-            "bad": [[item.tensor, item.worker, item.count] for item in self._bad],
-            "bad_steps": self._bad_steps,
+            "bad": asdict(self._bad),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -391,8 +387,7 @@ class TrainingRun:
         self.result = RunResult.from_plain(saved["result"])
         for seen, values in zip(self._variances, saved["variances"], strict=True):
             seen[:] = values
-        self._bad = [Bad(*item) for item in saved["bad"]]
-        self._bad_steps = saved["bad_steps"]
+        self._bad = BadGradients(**saved["bad"])
 
     def announce(self) -> list[str]:
         """Warnings before the first step."""
@@ -404,23 +399,16 @@ class TrainingRun:
         return found
 
     def _report(self, bad: Sequence[Bad], step: int) -> list[str]:
-        shown = [
+        return [
             f"{self.result.run}: step {step}, worker {item.worker}, {item.tensor}: {item.count} gradient values "
             f"are not finite; {_HANDLED[self._settings.kind, self._settings.nonfinite]}"
-            for item in bad[: max(0, _SHOWN - len(self._bad))]
+            for item in self._bad.add(bad)
         ]
-        self._bad.extend(bad)
-        self._bad_steps += bool(bad)
-        return shown
 
     def _last_words(self) -> list[str]:
         texts = []
-        if len(self._bad) > _SHOWN:
-            texts.append(
-                f"{self.result.run}: {sum(item.count for item in self._bad)} gradient values in "
-                f"{len({item.tensor for item in self._bad})} tensors were not finite, "
-                f"at {self._bad_steps} step{'s' * (self._bad_steps > 1)}"
-            )
+        if said := str(self._bad):
+            texts.append(f"{self.result.run}: {said}")
         if self._control is not None and self._control.warning():
             texts.append(f"{self.result.run}: {self._control.warning()}")
         if self._settings.measure and self._ahead.why:

@@ -44,7 +44,7 @@ from gtrace.torch_hooks.steps import Patch, Rounds, grad_scale_of, is_nested
 from gtrace.trackers import Tracking, of_record
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
 from gtrace.training.ddp import AllReduceComparison, RankExchange, RankOptions, ddp_comm_hook, keep_own, meeting
-from gtrace.training.exchange import Exchange, Tally
+from gtrace.training.exchange import BadGradients, Exchange, Tally
 from gtrace.training.joint import ProgramRounds
 
 if TYPE_CHECKING:
@@ -284,6 +284,7 @@ class ScriptTraining:
         #: of the step whose record comes next, and of the one that the optimizer has not begun
         self._comparison: AllReduceComparison | None = None
         self._compared: AllReduceComparison | None = None
+        self._bad = BadGradients()
         self._cpu = 0.0
         self._exchanging = False
 
@@ -312,6 +313,9 @@ class ScriptTraining:
             self.summary.elements = sum(self.sizes.values())
             for text in self.rules.unmatched(self.sizes) if self.sizes else ():
                 self.warn(text)
+            if text := str(self._bad):
+                self.summary.warnings.append(text)
+                self._say(f"gtrace: {text}")
             self.summary.log = self._log.close()
             if self.summary.exchanged:
                 # A thread of gloo's may still want Python's lock, to let go of the last collective's tensors. If the
@@ -435,7 +439,7 @@ class ScriptTraining:
             decoded = exchanged.gradients.get(name)
             if decoded is None or not isinstance(self.rules.choose(name, math.prod(decoded.shape)), Identity):
                 write_gradient(parameter, decoded, scale)
-        for bad in exchanged.bad[:1]:
+        for bad in self._bad.add(exchanged.bad):
             self.warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
         self._pending.add(exchanged.tally)
 

@@ -7,7 +7,6 @@ encoded again, its error comes on top of that of the workers' own encodings.
 from __future__ import annotations
 
 import functools
-import re
 import zlib
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,8 +19,9 @@ from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.link import on_host
 from gtrace.codecs.wrappers import Wrapper
 from gtrace.coding import pack_fixed, unpack_fixed, width_for
-from gtrace.errors import UsageError, suggest
+from gtrace.errors import UsageError
 from gtrace.training import vectors
+from gtrace.training.exchange import check_exchange
 from gtrace.training.ranks import NOT_FINITE, Exchanging, Piece, join, pack, sendable, split, unpack
 from gtrace.types import Role, State
 
@@ -393,8 +393,7 @@ WAYS = {
 
 def way(name: str) -> Way:
     """The way of a name: one of :data:`WAYS`, or ``hierarchical:N`` with N ranks in a node."""
-    if found := re.fullmatch(r"hierarchical:([1-9][0-9]{0,5})", name):
-        return Way(functools.partial(hierarchical, node=int(found[1])), complete=True)
-    if name not in WAYS:
-        raise UsageError(f"exchange: '{name}' is unknown; {suggest(name, (*WAYS, 'hierarchical:8'))}")
-    return WAYS[name]
+    check_exchange(name)
+    if name in WAYS:
+        return WAYS[name]
+    return Way(functools.partial(hierarchical, node=int(name.partition(":")[2])), complete=True)

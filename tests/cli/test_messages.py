@@ -68,7 +68,7 @@ WRONG = {
     "train --codec qsgd --cluster 8x25Gbit/s": "... needs the compute time of a step here, e.g. 8x25Gbit/s,180ms.",
     "train --codec qsgdd": "no codec 'qsgdd'; did you mean qsgd or nuqsgd or qsgdinf?",
     "train --codec qsgd --workers 0": "Invalid value for '--workers': 0 is not in the range x>=1. ...",
-    "train": "name a codec, e.g. --codec qsgdinf --bits 3 (gtrace codecs lists them), or a --plan.",
+    "train": "name a codec before SCRIPT, e.g. --codec qsgdinf --bits 3 (gtrace codecs lists them), or a --plan.",
     "train --codec qsgd --compare alq": "give one of --codec and --compare, not both.",
     "train --codec qsgd --kind neural": "--kind: is an option of gtrace study compare, which trains built-in tasks.",
     "train --codec qsgd --bits 99": "codec qsgd: bits=99 is out of range; it must be 2 to 15",

@@ -17,6 +17,7 @@ import gtrace
 from gtrace.cli import main
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
+from gtrace.runlog import read_runlog
 from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training import vectors
 from gtrace.training.exchange import Exchange
@@ -120,6 +121,7 @@ def test_a_failing_program_keeps_its_log_and_says_its_code(run, tmp_path):
     [
         (["nothing.py"], "no such script"),
         (["--rule", "bias", "train.py"], "write GLOB=CODEC"),
+        (["--exchange", "tree", "train.py"], "exchange: 'tree' is unknown; known: allgather"),
         (["--rule", "bias=none"], "--rule is for a SCRIPT"),
         (["still.py"], "it took no step of a torch optimizer"),
         (["byhand.py"], "it took no step of a torch optimizer"),
@@ -153,6 +155,24 @@ def test_a_program_without_a_gradient_for_the_codec_has_no_numbers(run, tmp_path
     result = run("--codec", "qsgdinf", "sparse.py")
     assert "nan" not in result.stderr
     assert "nothing went through qsgdinf:bits=4: no gradient of 2 steps was dense and finite" in result.stderr
+
+
+def test_gradients_that_are_not_finite_are_counted_in_one_line_and_the_report_says_that_it_diverged(run, tmp_path):
+    (tmp_path / "blows.py").write_text(PROGRAM.replace("lr=0.05", "lr=1e30").replace("range(6)", "range(20)"))
+    result = run("--codec", "none", "blows.py")
+    assert result.stderr.count("warning: ") == 3
+    _, steps, end = logged(tmp_path, "blows-none.jsonl")
+    bad = [record["nonfinite"] for record in steps]
+    said = f"{sum(bad)} gradient values in 4 tensors were not finite, at {sum(map(bool, bad))} steps"
+    assert f"gtrace: {said}\n" in result.stderr
+    assert end["diverged"]
+    records = read_runlog(tmp_path / "blows-none.jsonl")
+    assert [record["text"] for record in records if record["type"] == "warning"][3:] == [said]
+    last = max(record["step"] for record in steps if record["loss"] is not None)
+    shown = run("blows-none.jsonl", command="report")
+    assert f"Trained with none on 1 worker: diverged: no finite loss after step {last}" in " ".join(
+        shown.stdout.split()
+    )
 
 
 def linear(**options):

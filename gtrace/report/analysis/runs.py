@@ -196,6 +196,14 @@ class LoggedRun:
         return float(known[-max(len(known) // 10, 1) :].mean()) if len(known) else math.nan
 
     @property
+    def divergence(self) -> str:
+        """From when on the loss was not finite, in words; empty if the run did not blow up."""
+        if not self.diverged:
+            return ""
+        last = self.steps[np.isfinite(self.loss)]
+        return f"diverged: no finite loss after step {last[-1]}" if len(last) else "diverged: no finite loss"
+
+    @property
     def mean_relative_variance(self) -> float:
         """Mean over steps of the averaged gradient's relative variance, NaN if it was not logged."""
         return known_mean(self.relative_variance)
@@ -366,9 +374,8 @@ def final_losses(runs: Sequence[LoggedRun], groups: Sequence[SeedGroup]) -> list
 def _went_wrong(run: LoggedRun, baseline: LoggedRun) -> str:
     if baseline.diverged:
         return "nothing to compare: the uncompressed run diverged"
-    if run.diverged:
-        last = run.steps[np.isfinite(run.loss)]
-        return f"diverged: no finite loss after step {last[-1]}" if len(last) else "diverged: no finite loss"
+    if run.divergence:
+        return run.divergence
     known = baseline.loss[np.isfinite(baseline.loss)]
     start = float(known[: max(len(known) // 10, 1)].mean()) if len(known) else math.nan
     if baseline.final_loss < start < run.final_loss:

@@ -396,6 +396,8 @@ def metric_text(metric: str, value: float) -> str:
 def _reached(run: LoggedRun, *, name: bool = True) -> str:
     if math.isfinite(run.final_accuracy):
         return f"test accuracy {run.final_accuracy:.2%}" if name else f"{run.final_accuracy:.2%}"
+    if run.divergence and not math.isfinite(run.final_eval_loss):
+        return run.divergence
     for word, value in (("test loss", run.final_eval_loss), ("training loss", run.final_loss)):
         if math.isfinite(value):
             return f"{word} {number(value)}" if name else number(value)

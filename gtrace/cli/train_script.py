@@ -21,10 +21,14 @@ import click
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
 from gtrace.cli.console import echo
 from gtrace.cli.options import arguments, check_output, file_name, load_plugins, pick, print_json
+from gtrace.codecs import Identity, codec
+from gtrace.codecs.assignment import CodecTable
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
+from gtrace.runlog import RunLogWriter, read_runlog
 from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
 from gtrace.torch_hooks.launcher import Outcome, Program, run_program
 from gtrace.torch_hooks.processes import before_abrupt_exit, launch_token, launched_place, seed_libraries
+from gtrace.training.exchange import node_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,10 +58,7 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
 
 
 def _setup(settings: TrainSettings, chosen: Coding, program: Program) -> dict[str, Any]:
-    from gtrace.codecs.assignment import CodecTable
-    from gtrace.training.exchange import check_exchange
-
-    check_exchange(settings.exchange)
+    node_of(settings.exchange)
     if isinstance(chosen, CodecTable) and (settings.rules or settings.min_size):
         raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
     return {
@@ -133,8 +134,6 @@ def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, a
 
     Returns the exit code: of the program, if a run of it failed.
     """
-    from gtrace.codecs import Identity
-
     cluster = chosen_cluster(settings.cluster.cluster, timed=True)
     codecs = [one for one in chosen if not isinstance(one, Identity)]
     if not codecs:
@@ -181,7 +180,6 @@ def _run_all(
     the log's study record that are those of all runs.
     """
     from gtrace.report.analysis.runs import BASELINE, analyze_runs
-    from gtrace.runlog import read_runlog
 
     if launched_place().rank is not None:
         raise UsageError(
@@ -220,8 +218,6 @@ def _run_all(
 
 def _run_alone(program: Program, setup: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
     """Run the program in a process of its own with this one's streams; its exit code, and the records of its log."""
-    from gtrace.runlog import read_runlog
-
     with tempfile.TemporaryDirectory(prefix="gtrace-") as folder:
         path = Path(folder) / "run.jsonl"
         message = {"target": program.target, "args": program.args, "is_module": program.is_module}
@@ -237,8 +233,6 @@ def _losses(records: list[dict[str, Any]]) -> list[float]:
 
 def _write(log: Path, found: list[list[dict[str, Any]]], study: dict[str, Any]) -> None:
     """All runs in one log. What they share is said by the last: where ranks exchanged payloads, it is one of these."""
-    from gtrace.runlog import RunLogWriter
-
     about = {name: value for name, value in found[-1][0].items() if name not in ("type", "version", "launch")}
     with RunLogWriter(log, {**about, **study}, force=True) as writer:
         for records in found:
@@ -283,8 +277,6 @@ def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range
 
 
 def _rules(texts: tuple[str, ...]) -> list[list[str]]:
-    from gtrace.codecs import codec
-
     pairs = []
     for text in texts:
         pattern, separator, spec = text.partition("=")
@@ -406,8 +398,6 @@ def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> Iterator[str]:
 
 def _of_children(log: Path, setup: dict[str, Any]) -> list[str]:
     # Where processes that the program launched did the training, their run log says it.
-    from gtrace.runlog import read_runlog
-
     try:
         records = read_runlog(log)
     except GtraceError:

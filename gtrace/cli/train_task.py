@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import shlex
 import textwrap
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import numpy as np
@@ -19,7 +19,13 @@ from gtrace.cli.options import arguments, check_output, file_name, pick, print_j
 from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings
 from gtrace.costs import Cluster, parse_network
 from gtrace.errors import UsageError
+from gtrace.report import analyze_runs
+from gtrace.report.analysis.runs import chosen_bits, common_loss, seconds_to_loss
 from gtrace.report.names import duration, size
+from gtrace.report.sections.savings import savings_json
+from gtrace.report.sections.training import noise_sentences
+from gtrace.report.statistics import CONFIDENCE
+from gtrace.runlog import read_runlog
 from gtrace.trackers import Tracking, of_record
 
 if TYPE_CHECKING:
@@ -77,12 +83,6 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
 
 def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: bool) -> None:
     settings, savings = study.settings, savings_of_log(path, cluster)
-    from gtrace.report import analyze_runs
-    from gtrace.report.analysis.runs import chosen_bits, common_loss
-    from gtrace.report.sections.savings import savings_json
-    from gtrace.report.sections.training import noise_sentences
-    from gtrace.runlog import read_runlog
-
     log = analyze_runs(read_runlog(path))
     logged = {(run.spec, run.seed): run for run in log.runs}
     target = math.nan if settings.network is None else common_loss(list(logged.values()))
@@ -125,8 +125,6 @@ def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: 
 
 
 def _as_dict(result: RunResult, workers: int, logged: Logged | None, target: float) -> dict[str, Any]:
-    from gtrace.report.analysis.runs import seconds_to_loss
-
     tally, shadow, worst = result.tally, result.shadow, result.shadow.worst
     compared = {
         **pick(shadow, "steps", "cosine", "seconds"),
@@ -190,22 +188,16 @@ _MEANINGS = {
 }
 #: longest spec that is shown on one line
 _NAME = 16
-CONFIDENCE = 0.95
 #: with fewer seeds an interval is printed, and called what it is
 _ENOUGH = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A number over seeds: mean, sample standard deviation, half the t-interval of the mean, and how many seeds.
-
-    The second and third are NaN for a single seed.
-    """
+class Spread(NamedTuple):
+    """A number over seeds: mean, sample standard deviation, half the t-interval; the others NaN for a single seed."""
 
     mean: float
     deviation: float
     reach: float
-    count: int
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -214,10 +206,10 @@ def spread(values: Sequence[float]) -> Spread:
     n = known.size
     mean = float(known.mean()) if n else math.nan
     if n < 2:
-        return Spread(mean, math.nan, math.nan, n)
+        return Spread(mean, math.nan, math.nan)
     deviation = float(known.std(ddof=1))
     reach = float(special.stdtrit(n - 1, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(n)
-    return Spread(mean, deviation, reach, n)
+    return Spread(mean, deviation, reach)
 
 
 def paired(study: Study, spec: str, number: Callable[[RunResult], float | None]) -> Spread:
@@ -340,8 +332,6 @@ def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: flo
 
 
 def _columns(study: Study, logged: dict[tuple[str, int], Logged], target: float) -> dict[str, list[str]]:
-    from gtrace.report.analysis.runs import seconds_to_loss
-
     settings, results = study.settings, study.results
     timed, aimed = settings.network is not None, math.isfinite(target)
     columns = {"codec": [r.run if len(r.run) <= _NAME else r.run.replace(",", ",\n") for r in results]}

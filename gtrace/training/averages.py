@@ -16,6 +16,7 @@ from gtrace.sweep.gradient_noise import stream
 from gtrace.sweep.gradients import Gradients, Kind
 from gtrace.sweep.limits import CHUNK
 from gtrace.training import vectors
+from gtrace.training.exchange import node_of
 from gtrace.training.ranks import Piece, RankCodecs, SimulatedRank, lockstep
 from gtrace.training.ways import averaging, way
 from gtrace.types import Key
@@ -185,8 +186,7 @@ def _averaged(codec: Codec, name: str, info: TensorInfo, given: RankGradients, r
         return None
     mean: NDArray[np.float64] = np.mean(values, axis=0, dtype=np.float64)
     off = on_host(found[0][0]) - mean
-    node = int(name.partition(":")[2] or 1)
-    nodes = np.arange(ranks) // node
+    nodes = np.arange(ranks) // (node_of(name) or 1)
     across = sent[nodes[:, None] != nodes[None, :]].sum()
     return {
         "codec": str(codec),

@@ -20,15 +20,13 @@ from gtrace.torch_hooks.naming import Names, fresh_name, local_part
 from gtrace.torch_hooks.steps import grad_scale_of, is_nested, parameters_of
 from gtrace.trackers import Tracker, Tracking, of_record
 from gtrace.training.checkpoint import as_arrays, as_tensors
-from gtrace.training.exchange import Exchange, Exchanged, Nonfinite, Tally
+from gtrace.training.exchange import BadGradients, Exchange, Nonfinite, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gtrace.codecs.assignment import TableLike
     from gtrace.training.vectors import Vector
-
-_WARNINGS = 3
 
 
 class Compression:
@@ -48,7 +46,7 @@ class Compression:
         # By weak reference and not by id, which a later parameter may get again.
         self._names: Any = WeakTensorKeyDictionary()
         self._namer, self._taken = Names(), set[str]()
-        self._warned = 0
+        self._bad = BadGradients()
         if isinstance(target, nn.Module):
             self._handle = register_optimizer_step_pre_hook(self._before_step)
         else:
@@ -123,22 +121,17 @@ class Compression:
         exchanged = self._exchange.step(self.steps, [{name: read_gradient(p, scale) for name, p in held.items()}])
         for name, parameter in held.items():
             write_gradient(parameter, exchanged.gradients.get(name), scale)
-        self._warn(exchanged)
+        for item in self._bad.add(exchanged.bad):
+            text = f"gtrace: step {self.steps}, {item.tensor}: {item.count} gradient values are not finite; "
+            warnings.warn(text + _HANDLED[self._exchange.nonfinite], RuntimeWarning, 2)
         tally = exchanged.tally
         about = {"type": "step", "run": str(self._exchange.rules), "seed": 0, "step": self.steps}
         self._tracking.log(of_record({**about, **tally.record(), "norm": math.sqrt(tally.energy)}))
         self.steps += 1
         self.tally.add(tally)
 
-    def _warn(self, exchanged: Exchanged) -> None:
-        for item in exchanged.bad[: max(0, _WARNINGS - self._warned)]:
-            warnings.warn(
-                f"gtrace: step {self.steps}, {item.tensor}: {item.count} gradient values are not finite; "
-                + ("the tensor is not updated" if item.tensor not in exchanged.gradients else "sent as zeros"),
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        self._warned += len(exchanged.bad)
+
+_HANDLED = {"skip": "the tensor is not updated", "zero": "sent as zeros", "pass": "they go on as they are"}
 
 
 def compress(
@@ -162,7 +155,8 @@ def compress(
         seed: seed of the rounding.
         refit: when the codec is fitted to the gradients; steps are those of this compression.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` does not update the tensor
-            in this step, ``zero`` sends zeros in their place, ``error`` raises; both others warn.
+            in this step, ``zero`` sends zeros in their place, ``pass`` leaves them to the optimizer, ``error`` raises;
+            the others warn.
         to: a tracker for error, norm and bits per value of each step: ``tensorboard:runs``, or any object with
             ``log(numbers, step)``. If it fails, training goes on without it, with a warning.
 

@@ -55,10 +55,12 @@ def without_nonfinite(values: Vector, count: int, policy: Nonfinite, where: str)
     return vectors.zero_nonfinite(values) if policy == "zero" else None
 
 
-def check_exchange(name: str) -> None:
-    """Raise UsageError for a name that is none of a way of averaging between ranks, see :mod:`gtrace.training.ways`."""
-    if name not in EXCHANGES and not re.fullmatch(r"hierarchical:[1-9][0-9]{0,5}", name):
-        raise UsageError(f"exchange: '{name}' is unknown; {suggest(name, (*EXCHANGES, 'hierarchical:8'))}")
+def node_of(exchange: str) -> int | None:
+    """N of ``hierarchical:N``, None for the other ways of averaging between ranks; UsageError for none of them."""
+    found = re.fullmatch(r"hierarchical:([1-9][0-9]{0,5})", exchange)
+    if found is None and exchange not in EXCHANGES:
+        raise UsageError(f"exchange: '{exchange}' is unknown; {suggest(exchange, (*EXCHANGES, 'hierarchical:8'))}")
+    return None if found is None else int(found[1])
 
 
 #: fields of a tally that are the same for averages that are sent on
@@ -227,9 +229,9 @@ class Exchanged:
 
 def check_saved(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise UsageError if a state was saved with other settings than those here."""
-    for name, value in here.items():
-        if saved.get(name) != value:
-            raise UsageError(f"state: saved with {name} {saved.get(name)}, and here it is {value}")
+    other = next((name for name, value in here.items() if saved.get(name) != value), None)
+    if other is not None:
+        raise UsageError(f"state: saved with {other} {saved.get(other)}, and here it is {here[other]}")
 
 
 class Exchange:
@@ -272,7 +274,7 @@ class Exchange:
         self.workers = workers
         schedule = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
         self._options = LinkOptions(schedule, seed, vectors.engine)
-        self._nonfinite = nonfinite
+        self.nonfinite = nonfinite
         self._down = down
         self._whole = self.rules.over_model
         self._layout: dict[str, tuple[int, ...]] | None = None
@@ -363,10 +365,10 @@ class Exchange:
                 if count := vectors.count_nonfinite(values):
                     bad.append(Bad(name, worker, count))
                     where = f"step {step}, worker {worker}, {name}"
-                    kept = without_nonfinite(values, count, self._nonfinite, where)
+                    kept = without_nonfinite(values, count, self.nonfinite, where)
                 if kept is not None:
                     sending[name].append((worker, kept))
-            if self._nonfinite == "pass" and len(sending[name]) < len(sent):
+            if self.nonfinite == "pass" and len(sending[name]) < len(sent):
                 del sending[name]
                 passing[name] = vectors.plain_mean([values for _, values in sent])
         return sending, passing

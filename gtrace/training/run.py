@@ -267,7 +267,11 @@ class TrainingRun:
             yield {"type": "measure", **self.label, "step": step, **measured}
         for error in errors:
             yield {"type": "shadow", **self.label, "step": step, **asdict(error)}
-        yield from map(warning, self._report(bad, step))
+        for item in self._bad.add(bad):
+            yield warning(
+                f"{result.run}: step {step}, worker {item.worker}, {item.tensor}: {item.count} gradient values "
+                f"are not finite; {_HANDLED[self._settings.kind, self._settings.nonfinite]}"
+            )
         return record
 
     def _exchange_and_step(
@@ -397,13 +401,6 @@ class TrainingRun:
                 f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes"
             )
         return found
-
-    def _report(self, bad: Sequence[Bad], step: int) -> list[str]:
-        return [
-            f"{self.result.run}: step {step}, worker {item.worker}, {item.tensor}: {item.count} gradient values "
-            f"are not finite; {_HANDLED[self._settings.kind, self._settings.nonfinite]}"
-            for item in self._bad.add(bad)
-        ]
 
     def _last_words(self) -> list[str]:
         texts = []

@@ -21,7 +21,7 @@ from gtrace.codecs.wrappers import Wrapper
 from gtrace.coding import pack_fixed, unpack_fixed, width_for
 from gtrace.errors import UsageError
 from gtrace.training import vectors
-from gtrace.training.exchange import check_exchange
+from gtrace.training.exchange import node_of
 from gtrace.training.ranks import NOT_FINITE, Exchanging, Piece, join, pack, sendable, split, unpack
 from gtrace.types import Role, State
 
@@ -393,7 +393,5 @@ WAYS = {
 
 def way(name: str) -> Way:
     """The way of a name: one of :data:`WAYS`, or ``hierarchical:N`` with N ranks in a node."""
-    check_exchange(name)
-    if name in WAYS:
-        return WAYS[name]
-    return Way(functools.partial(hierarchical, node=int(name.partition(":")[2])), complete=True)
+    node = node_of(name)
+    return WAYS[name] if node is None else Way(functools.partial(hierarchical, node=node), complete=True)

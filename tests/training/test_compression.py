@@ -94,6 +94,10 @@ def test_a_tensor_with_nan_is_not_updated_and_warned_about_three_times_or_sent_a
         optimizer.step()
     assert net.body.weight.grad[0, 0] == 0
     assert torch.isfinite(weights(net)).all()
+    net.body.weight.grad[0, 0] = float("inf")
+    with compress(optimizer, SPEC, nonfinite="pass"), pytest.warns(RuntimeWarning, match="they go on as they are"):
+        optimizer.step()
+    assert not torch.isfinite(net.body.weight[0, 0])
 
 
 @pytest.mark.parametrize("keyword", [False, True])

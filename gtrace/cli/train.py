@@ -86,11 +86,13 @@ def _train_task(settings: TrainSettings) -> None:
     refuse(settings, "script", "is for a SCRIPT")
     if settings.is_module:
         raise UsageError("-m: name the module to run, e.g. gtrace train --codec alq -m package.train.")
+    # First, because a mistake is to be answered before what follows is imported.
+    describe_task(DEFAULT_TASK if settings.task is None else settings.task)
+    chosen = chosen_codecs(settings, _specs(settings))
     from gtrace.cli.train_task import run_task
 
-    describe_task(DEFAULT_TASK if settings.task is None else settings.task)
     shared = {field.name: getattr(settings, field.name) for field in fields(RunSettings)}
-    run_task(CompareSettings(seeds=settings.seeds, **shared), chosen_codecs(settings, _specs(settings)))
+    run_task(CompareSettings(seeds=settings.seeds, **shared), chosen)
 
 
 def _train_script(settings: TrainSettings, script: str, args: tuple[str, ...]) -> int:
@@ -215,15 +217,17 @@ def seeds(settings: SeedsSettings, codecs: tuple[str, ...]) -> None:
 
 
 def _run_study(settings: CompareSettings, codecs: tuple[str, ...]) -> None:
-    from gtrace.cli.train_task import run_task
+    describe_task(DEFAULT_TASK if settings.task is None else settings.task)
     from gtrace.codecs import split_specs
     from gtrace.training.settings import JOINT, JOINT_CODEC
 
-    describe_task(DEFAULT_TASK if settings.task is None else settings.task)
     specs = split_specs(",".join(codecs)) if codecs else []
     if not specs and not settings.plans:
         joint = settings.optimizer.partition(":")[0] in JOINT
         if not joint and settings.weights is None:
             raise UsageError("name at least one codec, e.g. gtrace study compare qsgdinf:bits=3,alq:bits=3.")
         specs = [JOINT_CODEC if joint else "none"]
-    run_task(settings, chosen_codecs(settings, specs, settings.sparsity))
+    chosen = chosen_codecs(settings, specs, settings.sparsity)
+    from gtrace.cli.train_task import run_task
+
+    run_task(settings, chosen)

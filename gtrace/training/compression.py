@@ -16,6 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
+from gtrace.torch_hooks.hooks import never_compiled
 from gtrace.torch_hooks.naming import Names, fresh_name, local_part
 from gtrace.torch_hooks.steps import grad_scale_of, is_nested, parameters_of
 from gtrace.trackers import Tracker, Tracking, of_record
@@ -99,11 +100,12 @@ class Compression:
                 self._names[parameter] = name = fresh_name(found[id(parameter)].name, self._taken)
                 self._taken.add(name)
 
+    @never_compiled
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         # A subclass may call its base's step, and a wrapper that of the optimizer inside: one step, encoded once.
-        if is_nested(sys._getframe(1), None, optimizer if optimizer is self._target else None):
+        if is_nested(sys._getframe(2), None, optimizer if optimizer is self._target else None):
             return None
         return after_closure(args, kwargs, lambda: self._compress(optimizer))
 

@@ -173,6 +173,29 @@ def test_a_step_within_a_step_is_not_encoded_again(net, target):
     assert compression.tally.float32_bits == 3 * 32 * weights(net).numel()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["optimizer", "model"])
+def test_a_compiled_step_is_compressed_like_another(kind):
+    ends = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        layer = nn.Linear(20, 2)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(x, layer=layer, optimizer=optimizer):
+            optimizer.zero_grad()
+            layer(x).square().mean().backward()
+            optimizer.step()
+
+        taken = torch.compile(step, backend="eager") if compiled else step
+        with compress(optimizer if kind == "optimizer" else layer, SPEC) as compression:
+            for number in range(3):
+                taken(data(number))
+        assert compression.steps == 3
+        ends.append(weights(layer))
+    assert torch.equal(*ends)
+
+
 def test_the_factor_of_a_gradient_scaler_is_not_in_the_memory():
     ends = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)):

@@ -24,6 +24,7 @@ from gtrace.cli.options import arguments, check_output, file_name, load_plugins,
 from gtrace.codecs import Identity, codec
 from gtrace.codecs.assignment import CodecTable
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
+from gtrace.report.names import count
 from gtrace.runlog import RunLogWriter, read_runlog
 from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
 from gtrace.torch_hooks.launcher import Outcome, Program, run_program
@@ -350,14 +351,14 @@ def _conclude(
 
 
 def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> Iterator[str]:
-    tally, steps = summary.tally, summary.steps
+    tally, steps, said = summary.tally, summary.steps, count(summary.steps, "step")
     if not tally.float32_bits:
-        yield f"gtrace: nothing went through {setup['codec']}: no gradient of {steps} steps was dense and finite"
+        yield f"gtrace: nothing went through {setup['codec']}: no gradient of {said} was dense and finite"
         return
     each = tally.bits / 8 / steps
     variance = tally.worker_variance
     yield (
-        f"gtrace: {steps} steps through {setup['codec']}: {tally.bits_per_element:.2f} bits per value "
+        f"gtrace: {said} through {setup['codec']}: {tally.bits_per_element:.2f} bits per value "
         f"({tally.ratio:.1f} times smaller than float32, {tally.ratio / 2:.1f} than bf16), "
         f"{size_text(round(each))} a step"
         + (" from each rank" if summary.exchanged else "")
@@ -376,12 +377,12 @@ def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> Iterator[str]:
                 f"relative variance {tally.down_squared_error / tally.down_energy:.3g} of the average"
             )
         if summary.comparisons:
-            count = len(summary.comparisons)
-            ours = sum(one.relative_variance for one in summary.comparisons) / count
-            bf16 = sum(one.bf16_variance for one in summary.comparisons) / count
-            seconds = sum(one.bf16_seconds for one in summary.comparisons) / count
+            compared = len(summary.comparisons)
+            ours = sum(one.relative_variance for one in summary.comparisons) / compared
+            bf16 = sum(one.bf16_variance for one in summary.comparisons) / compared
+            seconds = sum(one.bf16_seconds for one in summary.comparisons) / compared
             yield (
-                f"gtrace: beside it a bf16 all-reduce, at {count} step{'s' * (count > 1)}: 16 bits, relative variance "
+                f"gtrace: beside it a bf16 all-reduce, at {count(compared, 'step')}: 16 bits, relative variance "
                 f"of the average {bf16:.2g} against {ours:.3g}, {1000 * seconds:.3g} ms"
             )
     elif setup["workers"] > 1:
@@ -408,7 +409,7 @@ def _of_children(log: Path, setup: dict[str, Any]) -> list[str]:
     bits = sum(record["bits"] for record in steps)
     values = sum(record["bits_float32"] for record in steps) / 32
     ranks = records[0]["world_size"]
-    said = f"gtrace: {len(steps)} steps through {setup['codec']} in a launched process"
+    said = f"gtrace: {count(len(steps), 'step')} through {setup['codec']} in a launched process"
     if ranks > 1:
         said += f", the first of {ranks} ranks"
     if bits:

@@ -116,7 +116,9 @@ def _check(
     if isinstance(place, Path):
         journals = (place / _group(stream) / "step" / NAME for stream in source.streams)
         unfinished = not place.is_file() and (is_hdf5(place) or any(map(os.path.lexists, journals)))
-        leftovers = [] if live else [*dead_leftovers(place), *sorted(place.rglob("*.partial"))]
+        # Files alone: a tensor's folder may have such a name, too.
+        unfinished_files = (path for path in sorted(place.rglob("*.partial")) if path.is_file())
+        leftovers = [] if live else [*dead_leftovers(place), *unfinished_files]
     report = CheckReport(
         path=place_of(path),
         status=str(source.attrs.get("status", "interrupted")),

@@ -18,6 +18,7 @@ from helpers_trace import (
     gradient,
     loss,
     present,
+    write_arrays,
     write_steps,
     write_trace,
 )
@@ -138,6 +139,15 @@ def test_leftovers_are_removed(whole):
     assert check_trace(whole).clean
     assert sorted(os.listdir(whole.parent)) == [f".{whole.name}.gtrace-partial-{os.getpid()}", whole.name]
     assert lost(whole) == set()
+
+
+def test_a_tensor_with_the_name_of_a_leftover_is_kept(tmp_path):
+    path = tmp_path / "run.zarr"
+    write_arrays(path, {"net.partial": {0: np.ones(3, np.float32)}, "other": {0: np.zeros(2, np.float32)}})
+    assert check_trace(path).clean
+    (path / GROUP / "other" / "c.9.0.partial").write_bytes(b"x")
+    assert repair_trace(path).changed
+    assert open_trace(path).read("net.partial", 0).tolist() == [1, 1, 1]
 
 
 def test_a_flipped_bit(path):

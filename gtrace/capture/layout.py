@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     #: Adam's running mean of squared gradients of one parameter, and what turns it into the step's divisor
     MomentsOf: TypeAlias = tuple[torch.Tensor, float, float, float]
 
-_GRADIENT, _KIND = operator.attrgetter("grad"), operator.attrgetter("dtype", "layout", "is_cpu")
+_GRADIENT, _KIND = operator.attrgetter("grad"), operator.attrgetter("dtype", "layout", "is_cpu", "shape")
 _CONTIGUOUS, _NEGATIVE = operator.methodcaller("is_contiguous"), operator.methodcaller("is_neg")
 _ADDRESS = operator.methodcaller("data_ptr")
 #: the kind of a gradient whose memory is what a row holds
@@ -80,7 +80,8 @@ class RowLayout:
         self._usual: list[Slot] = []
         #: number of slots, and their bytes
         self._counted = (0, 0)
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], Slot | None]] = {}
+        #: id of a parameter -> it, the shape of what was placed, and its slot, None if it is left out
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], torch.Size, Slot | None]] = {}
         #: of the last step if all its gradients were recorded as they are: ids of parameters, types and kinds of the
         #: gradients, and whether each row can be copied from the gradients' memory, where these are contiguous
         self._plain: tuple[list[int], list[type], list[tuple[Any, ...]], bool] | None = None
@@ -143,7 +144,8 @@ class RowLayout:
         self._plain = None
         if tensors and len(tensors) == len(given) and all(map(operator.is_, tensors, given)):
             kinds = list(map(_KIND, given))
-            small = self.pool is not None and self.pool.small and kinds == [_AS_IT_IS] * len(self.slots)
+            as_it_is = [kind[:3] for kind in kinds] == [_AS_IT_IS] * len(self.slots)
+            small = self.pool is not None and self.pool.small and as_it_is
             small = small and all(slot is own for slot, own in zip(slots, self.slots, strict=True))
             self._plain = list(map(id, several)), list(map(type, given)), kinds, small
         return slots, tensors, parameters
@@ -152,11 +154,11 @@ class RowLayout:
         self, optimizer: Optimizer | Rounds, found: Sequence[Found]
     ) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]]:
         """The slots of tensors, these as real strided ones, and their parameters, without those left out."""
-        if not all(self._knows(parameter) for parameter, _, _ in found):
+        if not all(self._knows(parameter, tensor) for parameter, tensor, _ in found):
             self._extend(optimizer, found)
         slots, tensors, parameters = [], [], []
         for parameter, tensor, _ in found:
-            slot = self._known[id(parameter)][1]
+            slot = self._known[id(parameter)][-1]
             if slot is not None:
                 slots.append(slot)
                 tensors.append(as_real_dense(tensor))
@@ -165,17 +167,17 @@ class RowLayout:
             self._usual = slots
         return self._usual, tensors, parameters
 
-    def _knows(self, parameter: torch.Tensor) -> bool:
-        # The id of a deleted parameter may now be another's.
+    def _knows(self, parameter: torch.Tensor, tensor: torch.Tensor) -> bool:
+        # The id of a deleted parameter may now be another's, and a program may give a parameter another shape.
         entry = self._known.get(id(parameter))
-        return entry is not None and entry[0]() is parameter
+        return entry is not None and entry[0]() is parameter and entry[1] == tensor.shape
 
     def _extend(self, optimizer: Optimizer | Rounds, found: Sequence[Found]) -> None:
         """Name the parameters with a first gradient, and give each its place."""
         names = self._names(optimizer)
         groups = differing_groups(optimizer)
         for parameter, gradient, stage in found:
-            if not self._knows(parameter):
+            if not self._knows(parameter, gradient):
                 entry = names[id(parameter)]
                 attrs = {"stage": stage, **sharding(parameter), **entry.part, **started_again()}
                 if id(parameter) in groups:
@@ -188,14 +190,14 @@ class RowLayout:
                     self.slots.append(slot)
                 # If it goes, its id may be another's soon.
                 reference = weakref.ref(parameter, lambda _: setattr(self, "_plain", None))
-                self._known[id(parameter)] = (reference, slot)
+                self._known[id(parameter)] = (reference, gradient.shape, slot)
         shapes = [slot.shape for slot in self.slots]
         staging = staging_for((gradient.device for _, gradient, _ in found), shapes)
         self.pool = BufferPool(shapes, self._queue_bytes, staging)
 
     def _free_name(self, name: str, shape: tuple[int, ...]) -> str:
         """The name itself, unless a living parameter, or one of another shape, already has it."""
-        living = {slot.name for reference, slot in self._known.values() if slot and reference() is not None}
+        living = {slot.name for reference, _, slot in self._known.values() if slot and reference() is not None}
         shapes = {slot.name: slot.shape for slot in self.slots}
         number, free = 2, name
         while free in living or shapes.get(free, shape) != shape:

@@ -111,6 +111,20 @@ def test_a_model_that_takes_the_place_of_another_one(path):
     run.check(["weight", "bias", "weight~2"])
 
 
+def test_a_parameter_that_gets_another_shape_is_another_tensor(path):
+    """Network surgery by ``.data``, in the middle of steps that are like the ones before; and back again."""
+    with Captured(path) as run:
+        model = nn.Linear(30, 4)
+        optimizer = run.sgd(model)
+        for rows in (4, 2, 4):
+            model.weight.data, model.bias.data = torch.randn(rows, 30), torch.randn(rows)
+            train(model, optimizer, 3, inputs=30)
+    run.expected[0] = [
+        [None, None, *row] if 3 <= step < 6 else [*row, None, None] for step, row in enumerate(run.expected[0])
+    ]
+    run.check(["weight", "bias", "weight~2", "bias~2"])
+
+
 def bare(*values):
     return module(w=nn.Parameter(torch.tensor(values)))
 

@@ -268,7 +268,7 @@ class _ArrayFile:
         height, width = self.chunks[0], self.chunks[1] if len(self.chunks) == 2 else 1
         blocks, parts = -(-rows // height), -(-columns // width)
         # Memory is allocated only if files are behind it, whatever the metadata claim.
-        for block in range(blocks if len(self.chunks) == 2 else 0):
+        for block in range(blocks if len(self.chunks) == 2 and columns else 0):
             self.demand((block, 0))
         out = np.full((blocks * height, parts * width), fill, self.dtype)
         for block in range(blocks):
@@ -598,7 +598,8 @@ class _OpenRows(_Array):
 
     def _make_room(self, block: int) -> None:
         width = self.chunks[1] if len(self.chunks) == 2 else 1
-        shape = (self.chunks[0], -(-self.columns // width) * width)
+        # A table has a chunk for each band of rows, also before its first tensor.
+        shape = (self.chunks[0], max(-(-self.columns // width), 1) * width)
         if block != self.block:
             self.flush()
             if self._first > self.block * self.chunks[0] and self._first // self.chunks[0] == self.block:

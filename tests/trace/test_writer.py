@@ -12,6 +12,7 @@ from helpers_trace import STEPS, check_gradients, gradient, write_arrays, write_
 
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.trace import create_trace, open_trace
+from gtrace.trace.check import check_trace
 
 
 def test_steps_are_visible_as_soon_as_they_are_committed(path):
@@ -41,6 +42,23 @@ def test_close_commits_what_is_pending_and_so_does_a_later_step(path):
     for call in (lambda: writer.append(4, "w", [1.0]), lambda: writer.commit(4), lambda: trace.read("w", 0)):
         with pytest.raises(UsageError, match="closed"):
             call()
+
+
+@pytest.mark.parametrize("empty", [3, 600])
+def test_steps_without_gradients_also_before_the_first_tensor(path, empty):
+    with create_trace(path) as writer:
+        for step in range(empty):
+            writer.commit(step, loss=step)
+    with open_trace(path) as trace:
+        assert (trace.tensors, trace.scalars()["loss"].tolist()) == ((), list(range(empty)))
+    assert check_trace(path).clean
+    late = path.with_stem("late")
+    with create_trace(late) as writer:
+        for step in range(empty):
+            writer.commit(step)
+        writer.append(empty, "w", [1.0])
+    assert check_trace(late).clean
+    assert open_trace(late).steps("w").tolist() == [empty]
 
 
 def test_an_exception_leaves_out_the_step_that_was_not_committed(path):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace.choose import choose_infos
 from gtrace.trace.files import HDF5_SUFFIXES, check_place, disk_bytes, move_in, new_beside
-from gtrace.trace.format import SKETCH, StreamKey
+from gtrace.trace.format import EXTRAS, SKETCH, StreamKey
 from gtrace.trace.reader import TensorInfo, Trace, open_source, open_trace
 from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.sketches import DEFAULT_SKETCHES, SketchPlan, SketchRow
@@ -150,8 +150,8 @@ def sketch_trace(
             total = sum(tensor.size.size for _, members in tensors_of for tensor in members)
             done = 0
             for key, members in tensors_of:
-                if not members and tensors:
-                    continue
+                if not members and any(info.stream == key for info in source.tensors):
+                    continue  # second moments, or tensors that were not asked for
                 for count in _copy_stream(source, writer, key, members):
                     done += count
                     if progress is not None:
@@ -186,6 +186,8 @@ class _Rewritten:
         self._steps: list[int] = numbers["step"].tolist()
         self.size = numbers["n_valid"]
         self._total = numbers["n_total"]
+        self._further = {name: numbers[name] for name in EXTRAS if name in numbers}
+        self._name = source.stored_name(info)
         self._sketched = _keeps_sketches(info, plan)
         count = plan.merged // info.merged if self._sketched else 1
         self.groups = {
@@ -202,6 +204,10 @@ class _Rewritten:
             "aliases": list(info.aliases) or None,
             "module_type": info.module_type,
             "stage": None if info.stage == "local" else info.stage,
+            # Numbers beside the gradients are about one step each.
+            "numbers": {
+                name: float(values[rows[0]]) if len(rows) == 1 else math.nan for name, values in self._further.items()
+            },
         }
         if info.kind == "neural":
             attrs["n_total"] = int(self._total[rows.start : rows.stop].sum())
@@ -211,12 +217,12 @@ class _Rewritten:
             row = self._row(rows[0])
             for index in rows[1:]:
                 row = row.merge(self._row(index))
-            writer.append_sketch(step, info.name, row, **self._where, **attrs)
+            writer.append_sketch(step, self._name, row, **self._where, **attrs)
         else:
             if info.kind == "neural":
                 attrs["capacity"] = info.size
             values = self._source.read(info.name, step, **self._where)
-            writer.append(step, info.name, values, **self._where, **attrs, sample=info.sample)
+            writer.append(step, self._name, values, **self._where, **attrs, sample=info.sample)
         return len(rows)
 
     def _row(self, index: int) -> SketchRow:

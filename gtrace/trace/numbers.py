@@ -66,7 +66,7 @@ def numbers_of_trace(trace: Trace) -> Iterator[tuple[dict[str, float], int]]:
             for name, values in {"present": np.ones(rows.size), **found}.items():
                 filled = 0.0 if name in ("present", "nonfinite") else math.nan
                 table.setdefault(name, np.full((steps.size, len(infos)), filled))[rows, column] = values
-        names = [info.name.removeprefix(f"opt{key.optimizer}/") for info in infos]
+        names = [trace.stored_name(info) for info in infos]
         yield from numbers_of(key, names, Rows(steps, scalars, table))
 
 

@@ -294,6 +294,10 @@ class Trace(Tabular, AbstractContextManager["Trace"]):
                     digest.update(b"".join(found[which].astype("<i8").tobytes() for which in sorted(found)))
         return digest.hexdigest()
 
+    def stored_name(self, info: TensorInfo) -> str:
+        """The name of one of ``tensors`` among those of its own optimizer, which other optimizers may have, too."""
+        return self._specs[info.stream, info.name].name
+
     def steps(self, name: str, **where: Unpack[Where]) -> NDArray[np.int64]:
         """Committed steps at which the tensor is present, ascending.
 

@@ -311,7 +311,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         """Add sketches of a gradient to a step, in a trace that was created with ``sketch``.
 
         Args:
-            step, name, kind, optimizer, rank, attrs: see ``append``.
+            step, name, kind, optimizer, rank, attrs: see ``append``; ``numbers`` may be among ``attrs``.
             row: the sketches that the trace keeps, in their order; of the values of this step, or of this one and
                 those after it that are merged with it.
             shape: shape of the gradient at one step.
@@ -327,8 +327,9 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 raise UsageError(
                     f"tensor '{printable(name)}': the trace stores other sketches; see create_trace(sketch=)"
                 )
-            about = {"shape": list(shape), "dtype": "float32"} | attrs
-            self._append_row(stream, step, name, row, row.size if n_total is None else n_total, about, {})
+            about: dict[str, Any] = {"shape": list(shape), "dtype": "float32"} | attrs
+            further = _extras_of(about.pop("numbers", {}), name)
+            self._append_row(stream, step, name, row, row.size if n_total is None else n_total, about, further)
 
     def together(
         self, count: int, kind: str = "weight", optimizer: int = 0, rank: int = 0, *, last: bool = False

@@ -1,5 +1,6 @@
 """Traces of sketches made from full ones: what they hold, what is merged, and how large they are."""
 
+import itertools
 import math
 
 import numpy as np
@@ -82,6 +83,34 @@ def test_merged_steps(tmp_path):
         whole = parts[0].sketches[0] + parts[1].sketches[0]
         np.testing.assert_array_equal(found.sketches[0].rows, whole.rows)
         np.testing.assert_allclose(found.sketches[0].sums, whole.sums, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("merged", [1, 2])
+def test_numbers_and_names_stay_and_second_moments_are_left_out(tmp_path, merged):
+    path, out = tmp_path / "run.zarr", tmp_path / "small.zarr"
+    names = {"large": SIZE, "small": 5}
+    with create_trace(path) as writer:
+        for step in range(3):
+            for name, size in names.items():
+                numbers = {"replicas": 4.0 + step, "replicas_norm2": size, "second_moment": math.nan}
+                for optimizer in (0, 1):
+                    writer.append(step, name, gradient(name, step, size), optimizer=optimizer, numbers=numbers)
+                writer.append(step, name, gradient(name, step, size) ** 2, kind="second_moment")
+            writer.commit(step)
+    sketch_trace(path, out, sketch=SketchPlan.parse(PLAN, 6, merged))
+    with open_trace(path) as full, open_trace(out) as small:
+        assert {info.kind for info in small.tensors} == {"weight"}
+        assert small.streams == full.streams[:2]
+        assert [info.name for info in small.tensors] == [*names, *(f"opt1/{name}" for name in names)]
+        for name, optimizer in itertools.product(names, (0, 1)):
+            here, there = (trace.statistics(name, optimizer=optimizer) for trace in (small, full))
+            if name == "large" and merged == 2:
+                # Numbers of single steps; the last one is alone.
+                assert here["replicas"][1] == there["replicas"][2]
+                assert np.isnan(here["replicas"][0])
+            else:
+                for number in ("replicas", "replicas_norm2", "second_moment"):
+                    np.testing.assert_array_equal(here[number], there[number])
 
 
 def test_a_sweep_of_merged_steps_is_that_of_both_together(tmp_path):

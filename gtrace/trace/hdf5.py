@@ -229,17 +229,19 @@ def open_hdf5(path: Path | str, tolerate: Tolerate = refuse, stream: BinaryIO | 
             held.enter_context(file)
             attrs = _read_json(file, layout.METADATA, str(path))
             check_root(str(path), attrs)
-            streams = []
+            streams, ranks = [], {}
             for rank in _children(file, str(path)):
                 if not rank.startswith("rank") or not isinstance(file[rank], h5py.Group):
                     continue
+                with tolerated(tolerate):
+                    ranks[rank] = _read_json(file[rank], layout.METADATA, f"{path}/{rank}")
                 for group in _children(file[rank], f"{path}/{rank}"):
                     key, node = StreamKey.parse(rank, group), file[rank][group]
                     if key is None or not isinstance(node, h5py.Group):
                         continue
                     with tolerated(tolerate):
                         streams.append(_Hdf5Stream(node, f"{path}/{rank}/{group}", key, size, tolerate))
-        return TraceSource(str(path), attrs, streams, held.pop_all())
+        return TraceSource(str(path), attrs, streams, held.pop_all(), ranks)
 
 
 def _set_attrs(node: h5py.Group | h5py.Dataset, attrs: Mapping[str, Any]) -> None:
@@ -263,9 +265,10 @@ def write_hdf5(source: TraceSource, path: Path, beat: Beat = layout.go_on) -> No
         _set_attrs(file, source.attrs)
         for stream in source.streams:
             if stream.steps.size:
-                rank = file.require_group(stream.key.rank_group)
-                rank.attrs["rank"] = stream.key.rank
-                _write_stream(rank.create_group(stream.key.group), stream, beat)
+                name = stream.key.rank_group
+                if name not in file:
+                    _set_attrs(file.create_group(name), {**source.ranks.get(name, {}), "rank": stream.key.rank})
+                _write_stream(file[name].create_group(stream.key.group), stream, beat)
 
 
 def _stored_bytes(stream: Stream) -> int:

@@ -217,14 +217,20 @@ class MemoryStream(Stream):
 class TraceSource:
     """A trace that can be read, its ``streams`` in the order of ``StreamKey.order``; ``held`` stays open meanwhile.
 
-    Safe to use from several threads.
+    ``ranks`` has the attributes of each process's group, by the group's name. Safe to use from several threads.
     """
 
     def __init__(
-        self, path: str, attrs: Mapping[str, Any], streams: Iterable[Stream], held: ExitStack | None = None
+        self,
+        path: str,
+        attrs: Mapping[str, Any],
+        streams: Iterable[Stream],
+        held: ExitStack | None = None,
+        ranks: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.path = path
         self.attrs = attrs
+        self.ranks = ranks or {}
         self.streams = tuple(sorted(streams, key=lambda stream: stream.key.order))
         self._held = held or ExitStack()
 

@@ -418,22 +418,23 @@ def open_zarr(path: Path | str, tolerate: Tolerate = refuse, files: Files = LOCA
     if not attrs and files.size(os.path.join(root, ".zgroup")) is not None:
         raise TraceError(f"{root}: not a gtrace trace (a Zarr format 2 store; only format 3 is read)")
     check_root(root, attrs)
-    streams, ends = [], []
+    streams, ranks = [], {}
     for rank in files.folders(root):
         place = os.path.join(root, rank)
         part = read_group(files, place, tolerate) if rank.startswith("rank") else None
         if part is None:
             continue
-        ends.append(part.get("status"))
+        ranks[rank] = part
         for group in files.folders(place):
             key, folder = StreamKey.parse(rank, group), os.path.join(place, group)
             with tolerated(tolerate):
                 if key is not None and read_group(files, folder, tolerate) is not None:
                     streams.append(_ZarrStream(files, folder, key, tolerate))
-    if attrs.get("status") == "writing" and ends == ["complete"] * len(ends) and len(ends) == attrs.get(WRITERS):
+    ended = all(part.get("status") == "complete" for part in ranks.values())
+    if attrs.get("status") == "writing" and ended and len(ranks) == attrs.get(WRITERS):
         # The last process to end could not have the lock of the root in time; it did write its own part.
         attrs = {**attrs, "status": "complete"}
-    return TraceSource(root, attrs, streams)
+    return TraceSource(root, attrs, streams, ranks=ranks)
 
 
 #: attribute of the root: expected number of writing processes
@@ -523,21 +524,21 @@ def make_group(folder: str, attributes: Mapping[str, Any]) -> None:
     write_group(folder, attributes)
 
 
-def _make_stream(root: str, key: StreamKey) -> str:
-    """Make the groups of a stream; returns its folder."""
+def _make_stream(root: str, key: StreamKey, process: Mapping[str, Any]) -> str:
+    """Make the groups of a stream; returns its folder. ``process`` are the attributes of its rank's group."""
     rank = os.path.join(root, key.rank_group)
     if not os.path.isdir(rank):
-        make_group(rank, {"rank": key.rank})
+        make_group(rank, {**process, "rank": key.rank})
     folder = os.path.join(rank, key.group)
     make_group(folder, key._asdict())
     return folder
 
 
-def _gathered(key: StreamKey, arrays: Iterable[_Array]) -> dict[str, Any]:
-    """The metadata of a stream and its arrays, by path."""
+def _gathered(key: StreamKey, arrays: Iterable[_Array], process: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a stream and its arrays, by path; ``process`` are the attributes of its rank's group."""
     group = f"{key.rank_group}/{key.group}"
     return {
-        key.rank_group: group_document({"rank": key.rank}),
+        key.rank_group: group_document({**process, "rank": key.rank}),
         group: group_document(key._asdict()),
         **{f"{group}/{array.entry}": array.document for array in arrays},
     }
@@ -669,7 +670,7 @@ class ZarrStreamSink:
     """
 
     def __init__(self, root: str, key: StreamKey, *, plain: bool) -> None:
-        self._folder = _make_stream(root, key)
+        self._folder = _make_stream(root, key, {})
         self._plain = plain
         self._rows = _FIRST_ROWS
         self._committed = 0
@@ -821,7 +822,7 @@ class ZarrSink:
         """Cut the arrays to the committed rows; returns the metadata of everything that this sink wrote, by path."""
         gathered: dict[str, Any] = {}
         for key, stream in self._streams.items():
-            gathered |= _gathered(key, stream.close(beat))
+            gathered |= _gathered(key, stream.close(beat), {})
         return gathered
 
 
@@ -831,9 +832,10 @@ def write_zarr(source: TraceSource, root: str, *, sharded: bool) -> None:
     gathered: dict[str, Any] = {}
     for stream in source.streams:
         if stream.steps.size:
-            folder = _make_stream(root, stream.key)
+            process = source.ranks.get(stream.key.rank_group, {})
+            folder = _make_stream(root, stream.key, process)
             arrays = [_write_array(folder, array, sharded=sharded) for array in arrays_of(stream)]
-            gathered |= _gathered(stream.key, arrays)
+            gathered |= _gathered(stream.key, arrays, process)
     write_root(root, source.attrs, gathered)
 
 

@@ -10,10 +10,13 @@ import time
 import numpy as np
 import pytest
 import zarr
+from helpers_trace import SUFFIXES
 
 from gtrace.errors import OutputExistsError, TraceError
 from gtrace.trace import create_trace, open_trace, shared
+from gtrace.trace.check import repair_trace
 from gtrace.trace.choose import agreement
+from gtrace.trace.convert import pack_trace
 from gtrace.trace.shared import belongs_to, join_trace, parts, settle
 
 
@@ -56,6 +59,32 @@ def test_the_last_process_finishes_the_trace(path):
         assert trace.read("w", 2, rank=rank).tolist() == [3.0 * (rank + 1)] * 4
     assert [part["seed"] for part in parts(path)] == [1, 2]
     assert zarr.open_consolidated(str(path), mode="r")["rank00001/weight_grad/w"].shape == (3, 4)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_copies_keep_what_each_process_says_of_itself(path, suffix):
+    for rank in (0, 1):
+        writer, _ = join(path, rank, attrs={"seed": rank, "capture": {"dropped": {"0": f"{rank}-9"}}})
+        write(writer, rank)
+        writer.close()
+    copy, again = path.with_name(f"copy{suffix}"), path.with_name("again.zarr")
+    pack_trace(path, copy)
+    pack_trace(copy, again)
+    assert parts(again) == parts(path)
+    assert [part["seed"] for part in parts(again)] == [0, 1]
+    assert zarr.open_consolidated(str(again), mode="r")["rank00001"].attrs["seed"] == 1
+
+
+def test_a_repair_keeps_it_too_and_says_who_was_killed(path):
+    first, second = (join(path, rank, attrs={"seed": rank})[0] for rank in (0, 1))
+    write(first, 0)
+    first.close()
+    write(second, 1)
+    for stream in second._sink._streams.values():
+        stream._journal.close()  # as if it was killed
+    assert repair_trace(path).changed
+    assert [(part["rank"], part["status"]) for part in parts(path)] == [(0, "complete"), (1, "interrupted")]
+    assert parts(path)[0]["seed"] == 0
 
 
 def test_a_rank_that_is_taken_gets_a_number_beyond_those_expected(path):

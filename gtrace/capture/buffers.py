@@ -160,8 +160,8 @@ class RowBuffer:
             if staging is not None and all(gradient.device == staging.device for gradient in gradients):
                 self._arrived = staging.copy(self.slab.block[self.place], places, gradients)
             else:
-                whole = len(places) == len(self.targets)
-                torch._foreach_copy_(self.targets if whole else [self.targets[p] for p in places], list(gradients))
+                # Places follow the parameters; targets follow the order in which these first had a gradient.
+                torch._foreach_copy_([self.targets[place] for place in places], list(gradients))
         except BaseException:
             self.release()
             raise

@@ -187,6 +187,8 @@ class AsyncWriter:
         self._dropping = False
         # A daemon, so that a disk that never answers cannot keep the interpreter; otherwise close() ends it.
         self._thread = threading.Thread(target=self._run, name="gtrace-writer", daemon=True)
+        #: a program may train in several threads
+        self._starting = threading.Lock()
 
     def submit(self, row: Row) -> None:
         """Queue a row; its buffer returns to its pool when it is written.
@@ -195,8 +197,11 @@ class AsyncWriter:
         on: to be woken, and to share the interpreter, would cost a small training more than the work itself.
         """
         if self._thread.ident is None:
-            # Not earlier: most forked children never train. And not after the row: this waits until the thread waits.
-            self._thread.start()
+            with self._starting:
+                if self._thread.ident is None:
+                    # Not earlier: most forked children never train. And not after the row: this waits until the thread
+                    # waits.
+                    self._thread.start()
         self._rows.put(row)
         if row.buffer.last or (row.kind, row.stream) not in self._begun:
             self._begun.add((row.kind, row.stream))

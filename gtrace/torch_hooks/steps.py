@@ -28,8 +28,8 @@ backward_in_progress: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def parameters_of(groups: Iterable[Mapping[str, Any]]) -> list[torch.Tensor]:
-    """The parameters of an optimizer's parameter groups, in order."""
-    return [parameter for group in groups for parameter in group["params"]]
+    """The parameters of an optimizer's parameter groups, in order; torch only warns of one that is in a group twice."""
+    return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
 
 
 def living(kind: type[_T]) -> Iterator[_T]:

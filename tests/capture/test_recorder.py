@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -109,6 +110,71 @@ def test_a_model_that_takes_the_place_of_another_one(path):
     one, two, three = run.expected[0]
     run.expected[0] = [[*one, None], [*two, None], [None, None, three[0]]]
     run.check(["weight", "bias", "weight~2"])
+
+
+@pytest.mark.capture_case("earlier layers unfrozen later, parameters in another order")
+@pytest.mark.parametrize("widths", [(3, 3, 3), (3, 5, 2)])
+def test_tensors_that_come_in_another_order_than_they_first_had_gradients(path, widths):
+    """Of equal shapes, one could take another's place unnoticed."""
+    with Captured(path, kind="weight,update,momentum", second_moments=True) as run:
+        model = nn.Sequential(nn.Linear(*widths[:2]), nn.Linear(*widths[1:]))
+        model[0].requires_grad_(False)
+        optimizer = run.watch(torch.optim.Adam(model.parameters(), lr=0.1))
+        train(model, optimizer)
+        model.requires_grad_(True)
+        train(model, optimizer)
+        optimizer.param_groups[0]["params"].reverse()
+        train(model, optimizer)
+    names = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    for row in run.expected[0][8:]:
+        row.reverse()
+    for place, name in enumerate(names):
+        first = 4 * name.startswith("0")
+        assert run.trace.steps(name).tolist() == [*range(first, 12)]
+        means = squares = torch.zeros(())
+        for step in range(first, 12):
+            gradient = run.expected[0][step][place].reshape(-1)
+            if step > first:
+                found = run.trace.read(name, step, kind="second_moment")
+                np.testing.assert_allclose(found, squares, rtol=1e-5)
+            means, squares = 0.9 * means + 0.1 * gradient, 0.999 * squares + 0.001 * gradient**2
+            np.testing.assert_array_equal(run.trace.read(name, step), gradient)
+            np.testing.assert_allclose(run.trace.read(name, step, kind="momentum"), means, rtol=1e-4, atol=1e-7)
+            number = step - first + 1
+            update = 0.1 * means / (1 - 0.9**number) / ((squares / (1 - 0.999**number)).sqrt() + 1e-8)
+            np.testing.assert_allclose(run.trace.read(name, step, kind="update"), update, rtol=1e-3, atol=1e-6)
+    assert run.summary.errors == 0
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_a_parameter_that_is_in_a_group_twice(path):
+    with Captured(path, kind="weight,update") as run:
+        model = nn.Linear(3, 4)
+        train(model, run.watch(torch.optim.SGD([model.weight, model.bias, model.weight], lr=0.1)))
+    assert run.summary.errors == 0
+    for step, (weight, bias, _) in enumerate(run.expected[0]):
+        np.testing.assert_array_equal(run.trace.read("weight", step), weight.reshape(-1))
+        np.testing.assert_array_equal(run.trace.read("bias", step), bias)
+        assert run.trace.steps("weight", kind="update").tolist() == [0, 1, 2, 3]
+
+
+def test_threads_that_train_at_once_start_one_writer(path, monkeypatch):
+    start = threading.Thread.start
+
+    def slowly(thread):
+        if thread.name == "gtrace-writer":
+            time.sleep(0.2)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    with Captured(path) as run:
+        threads = [threading.Thread(target=train, args=(nn.Linear(3, 4),)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert (run.said, run.summary.errors) == ([], 0)
+    assert [run.trace.scalars(optimizer=number)["step"].size for number in (0, 1)] == [4, 4]
 
 
 def test_a_parameter_that_gets_another_shape_is_another_tensor(path):

@@ -206,7 +206,7 @@ class ZarrStore(TensorFile):
         warnings.simplefilter("ignore")
         root = zarr.open(str(path), mode="r")
         members = root.members(max_depth=None) if isinstance(root, zarr.Group) else [("", root)]
-        self._arrays = {name.replace("/", "."): node for name, node in members if isinstance(node, zarr.Array)}
+        self._arrays = _by_name(path, {name: node for name, node in members if isinstance(node, zarr.Array)})
         listed = []
         for name, array in sorted(self._arrays.items()):
             # Names of the axes: a field in format 3, xarray's attribute in format 2.
@@ -214,8 +214,20 @@ class ZarrStore(TensorFile):
             axes = tuple(axis if isinstance(axis, str) else None for axis in names)
             listed.append(_chunked_entry(name, array, axes, array.shards or ()))
         self.entries = [
-            entry for entry in listed if entry.name == "step" or entry.dimensions != (entry.name.rpartition(".")[2],)
+            entry
+            for entry, last in ((entry, entry.name.rpartition(".")[2]) for entry in listed)
+            if last == "step" or entry.dimensions != (last,)
         ]
+
+
+def _by_name(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays by the names of their tensors, with dots between groups."""
+    names = {name: name.replace("/", ".") for name in found}
+    for name, dotted in names.items():
+        if dotted != name and dotted in found:
+            shown = printable(f"arrays '{dotted}' and '{name}'")
+            raise TraceError(f"{printable(str(path))}: {shown} would have one name; rename one of them")
+    return {names[name]: node for name, node in found.items()}
 
 
 def _chunked_entry(name: str, array: Any, axes: tuple[str | None, ...], shard: tuple[int, ...] = ()) -> Entry:
@@ -242,11 +254,13 @@ class Hdf5File(TensorFile):
             raise TraceError(f"{printable(str(path))}: is already a gtrace trace; pass it to gtrace sweep")
         found: dict[str, Any] = {}
         self._file.visititems(lambda name, node: found.setdefault(name, node) and None)
-        self._arrays = {
-            name.replace("/", "."): node
+        numbers = {
+            name: node
             for name, node in found.items()
-            if isinstance(node, h5py.Dataset) and node.dtype.kind in "fciub" and (not node.is_scale or name == "step")
+            if isinstance(node, h5py.Dataset) and node.dtype.kind in "fciub"
+            if not node.is_scale or name.rpartition("/")[2] == "step"
         }
+        self._arrays = _by_name(path, numbers)
         elsewhere = [name for name, node in self._arrays.items() if node.is_virtual or node.external]
         if elsewhere:
             where = f"{printable(str(path))}: array '{printable(elsewhere[0])}'"

@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -114,18 +114,25 @@ def _walk(source: Path) -> Iterable[Path]:
         yield source
         return
     seen = set()
-    for folder, folders, files in os.walk(source, followlinks=True):
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
-            # A link to a folder above would loop forever.
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        stores = [name for name in folders if is_zarr(Path(folder, name))]
-        folders[:] = [name for name in folders if name not in stores and not name.startswith(".")]
-        for name in (*files, *stores):
-            if not name.startswith(".") and Path(folder, name).exists():
-                yield Path(folder, name)
+    # Links come last, in a fixed order: one to a folder that is read anyway, such as ``latest``, adds nothing.
+    pending = [os.fspath(source)]
+    for top in pending:
+        for folder, folders, files in os.walk(top, onerror=_unreadable):
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            stores = [name for name in folders if is_zarr(Path(folder, name))]
+            folders[:] = sorted(name for name in folders if name not in stores and not name.startswith("."))
+            pending += [path for name in folders if os.path.islink(path := os.path.join(folder, name))]
+            for name in (*files, *stores):
+                if not name.startswith(".") and Path(folder, name).exists():
+                    yield Path(folder, name)
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise TraceError(f"{printable(str(error.filename))}: cannot be read ({error.strerror})") from error
 
 
 def place_by_pattern(files: Sequence[SourceFile], pattern: str) -> tuple[list[SourceFile], str]:
@@ -405,7 +412,8 @@ def _survey(guard: Guard, placed: Sequence[SourceFile], numbering: str, rules: I
             rows, how = _rows_of(file, opened, shared.get(file.rank), numbering, rules)
             taken = list(rules.gradients(file, opened, rows=rows is not None))
             entries = {entry.name for _, entry in taken}
-            others = [e.name or file.path.stem for e in opened.entries if e.name not in entries]
+            steps = _step_arrays(opened.entries).values() if how == "array" else ()
+            others = [e.name or file.path.stem for e in opened.entries if e.name not in entries and e not in steps]
         if not rules.tensors:
             survey.left_out.update(dict.fromkeys(name for name in others if name not in _STEP_ARRAYS))
         if not taken:
@@ -473,16 +481,36 @@ def _step_numbers(file: SourceFile, opened: GuardedFile, entry: Entry) -> NDArra
     return numbers
 
 
+def _step_arrays(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Group -> its array of steps."""
+    parts = [(*entry.name.rpartition("."), entry) for entry in entries if len(entry.shape) == 1 and not entry.is_real]
+    return {group: entry for group, _, name, entry in parts if name in _STEP_ARRAYS}
+
+
+def _in_their_group(found: Mapping[str, Entry], gradients: Sequence[Entry]) -> Entry | None:
+    """The array of as many steps as all gradients have, in the innermost group that holds all of them."""
+    fits = [
+        group
+        for group, steps in found.items()
+        if all(one.name.startswith(f"{group}.") and one.shape[:1] == steps.shape for one in gradients)
+    ]
+    return found[max(fits, key=len)] if fits else None
+
+
 def _rows_of(
     file: SourceFile, opened: GuardedFile, shared: NDArray[np.int64] | None, numbering: str, rules: ImportRules
 ) -> tuple[dict[int, int] | None, str]:
     """Step -> row of a file with steps along the first axis (None for a single step), and the source of the steps."""
     gradients = [entry for _, entry in rules.gradients(file, opened, rows=True)]
-    coordinate = next(
-        (e for e in opened.entries if e.name in _STEP_ARRAYS and len(e.shape) == 1 and not e.is_real), None
-    )
-    numbers = shared if coordinate is None else _step_numbers(file, opened, coordinate)
     named = any(entry.dimensions[:1] == ("step",) for entry in gradients)
+    found = _step_arrays(opened.entries)
+    coordinate = found.pop("", None) or _in_their_group(found, gradients)
+    if coordinate is None and named and found and shared is None:
+        raise UsageError(
+            f"{printable(str(file.path))}: its groups have steps of their own ({', '.join(map(printable, found))}); "
+            "choose one group with --tensors"
+        )
+    numbers = shared if coordinate is None else _step_numbers(file, opened, coordinate)
     if not gradients or not (rules.step_axis or coordinate is not None or named):
         return None, numbering
     lengths = {entry.shape[:1] for entry in gradients}

@@ -7,6 +7,7 @@ import tracemalloc
 import h5py
 import numpy as np
 import pytest
+import zarr
 from helpers_foreign import SHAPES, check_trace, tensors, write_raw_safetensors, write_safetensors
 from helpers_trace import gradient
 
@@ -174,6 +175,77 @@ def test_an_hdf5_file_with_a_step_coordinate(imported, tmp_path):
     made = imported("in.h5", tensors=["fc*", "scale"])
     assert made.numbering == ("array",)
     check_trace(tmp_path / "run.zarr", STEPS)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_steps_in_the_group_of_the_gradients(suffix, imported, tmp_path):
+    """As xarray writes them with ``group=``; those of another group, or of two, are nobody's."""
+    xarray = pytest.importorskip("xarray")
+
+    def write(name, *groups):
+        for group, steps in groups:
+            data = {"w": (("step", "w.0"), np.outer(np.arange(1, len(steps) + 1), [1.0, 2.0]).astype(np.float32))}
+            dataset = xarray.Dataset(data, coords={"step": steps})
+            if suffix == ".zarr":
+                dataset.to_zarr(tmp_path / name, group=group, zarr_format=3, mode="a", consolidated=False)
+            else:
+                dataset.to_netcdf(tmp_path / name, group=group, mode="a", engine="h5netcdf")
+        return name
+
+    made = imported(write(f"one{suffix}", ("runs/a", [0, 100, 300])))
+    assert (made.steps, made.numbering, made.left_out) == ((0, 100, 300), ("array",), ())
+    assert open_trace(tmp_path / "run.zarr").read("runs.a.w", 300).tolist() == [3, 6]
+    two = write(f"two{suffix}", ("a", [0, 100, 300]), ("b", [5, 6]))
+    with pytest.raises(UsageError, match=r"groups have steps of their own \(a, b\); choose one group with --tensors"):
+        imported(two, force=True)
+    assert imported(two, force=True, tensors=["b.*"]).steps == (5, 6)
+
+
+def test_steps_in_a_group_without_names_of_axes(imported, tmp_path):
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["a/step"], file["a/w"], file["a/b/v"] = [3, 7], np.ones((2, 4), np.float32), np.zeros((2, 1), np.float32)
+    assert imported("in.h5").steps == (3, 7)
+    with h5py.File(tmp_path / "in.h5", "a") as file:
+        file["a/other"] = np.ones(3, np.float32)  # has no axis of these steps, so nothing has
+    assert imported("in.h5", force=True).steps == (0,)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_arrays_that_would_have_one_name(suffix, imported, tmp_path):
+    path = tmp_path / f"in{suffix}"
+    group = zarr.open_group(path, mode="w") if suffix == ".zarr" else h5py.File(path, "w")
+    for name in ("fc.weight", "fc/weight"):
+        (group.create_array if suffix == ".zarr" else group.create_dataset)(name, data=np.ones(2))
+    if suffix == ".h5":
+        group.close()
+    with pytest.raises(TraceError, match=r"arrays 'fc\.weight' and 'fc/weight' would have one name"):
+        imported(path.name)
+
+
+def test_links_to_folders_that_are_read_anyway_add_nothing(imported, tmp_path):
+    """Whatever the order of the folder; a link to somewhere else, and one to a folder above, are followed and end."""
+    for step in (1, 2):
+        save(tmp_path / f"in/step_{step}/model.npz", {"w": np.full(2, float(step))})
+    save(tmp_path / "elsewhere/model.npz", {"w": np.full(2, 9.0)})
+    for name, target in {"aaa": "step_2", "latest": "step_2", "step_1/up": "..", "step_9": "../elsewhere"}.items():
+        (tmp_path / "in" / name).symlink_to(target)
+    assert imported().steps == (1, 2, 9)
+    assert open_trace(tmp_path / "run.zarr").read("w", 9).tolist() == [9, 9]
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(imported, tmp_path, monkeypatch):
+    for step in (1, 2):
+        save(tmp_path / f"in/step_{step}/model.npz", {"w": np.zeros(2)})
+    scan = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("step_2"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(TraceError, match=r"step_2: cannot be read \(Permission denied\)"):
+        imported()
 
 
 def test_what_is_there_is_kept(imported, tmp_path):

@@ -91,6 +91,11 @@ class RowLayout:
         self.pool = self._plain = None
         self._known = {}
 
+    def forget(self, parameter: torch.Tensor) -> None:
+        """Keep no reference to a parameter; if it comes again, it has its name again."""
+        self._plain = None
+        self._known.pop(id(parameter), None)
+
     @property
     def tensors(self) -> int:
         """Number of distinct tensors so far."""

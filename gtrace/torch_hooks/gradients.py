@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,16 +78,23 @@ class _Accumulated(ABC):
         self.wanted = True
         self._guarded = guarded
         self._known: Any = WeakTensorKeyDictionary()
-        self._handles: list[Any] = []
+        #: by the parameter's id
+        self._handles: dict[int, tuple[Any, Any]] = {}
 
     @property
     def watching(self) -> bool:
         return bool(self._handles)
 
     def remove(self) -> None:
-        for handle in self._handles:
+        for handle in itertools.chain.from_iterable(self._handles.values()):
             handle.remove()
-        self._handles = []
+        self._handles = {}
+
+    def forget(self, parameter: torch.Tensor) -> None:
+        """Watch this parameter no more, and keep no reference to it."""
+        if self._known.pop(parameter, None) is not None:
+            for handle in self._handles.pop(id(parameter)):
+                handle.remove()
 
     def watched(self) -> list[tuple[torch.Tensor, Any]]:
         return list(self._known.items())
@@ -118,8 +126,10 @@ class _Accumulated(ABC):
                 if self.wanted:
                     self._accumulated(parameter, entry)
 
-            self._handles.append(parameter.register_hook(arrives))
-            self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
+            self._handles[id(parameter)] = (
+                parameter.register_hook(arrives),
+                parameter.register_post_accumulate_grad_hook(accumulated),
+            )
         return entry
 
     def _of(self, optimizer: Optimizer) -> list[Any]:

@@ -138,6 +138,10 @@ class ModuleCollector:
             self._modules[key] = weakref.ref(module, lambda _: self._modules.pop(key, None))
 
 
+def _gone() -> None:
+    """A reference to nothing."""
+
+
 class Names:
     """Names the parameters of every optimizer of a process, and keeps the names.
 
@@ -152,7 +156,7 @@ class Names:
         #: label -> its model, and the optimizer that trained it last
         self._labels: dict[str, tuple[weakref.ref[nn.Module], int]] = {}
         #: name -> the model in which it is a path (or None), the parameter that had it last, and its optimizer
-        self._taken: dict[str, tuple[weakref.ref[nn.Module] | None, weakref.ref[torch.Tensor], int]] = {}
+        self._taken: dict[str, tuple[weakref.ref[nn.Module] | None, Callable[[], torch.Tensor | None], int]] = {}
 
     def of(
         self, groups: Sequence[Mapping[str, Any]], modules: Iterable[nn.Module], *, stream: int = 0, scan: bool = True
@@ -187,6 +191,12 @@ class Names:
     def reserve(self, model: nn.Module) -> None:
         """Reserve the names of a model before any optimizer is named."""
         self._prefix(model, -1, alone=True)
+
+    def forget(self, parameter: torch.Tensor) -> None:
+        """Keep no reference to a parameter; its model keeps its names."""
+        for name, (owner, last, stream) in self._taken.items():
+            if last() is parameter:
+                self._taken[name] = owner, _gone, stream
 
     def _prefix(self, model: nn.Module, stream: int, *, alone: bool) -> str:
         """The prefix of a model's parameter names; reserves its names."""

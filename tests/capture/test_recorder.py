@@ -177,6 +177,30 @@ def test_threads_that_train_at_once_start_one_writer(path, monkeypatch):
     assert [run.trace.scalars(optimizer=number)["step"].size for number in (0, 1)] == [4, 4]
 
 
+@pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="torch before 2.3")
+@pytest.mark.parametrize("noise", [False, True])
+def test_tensors_that_the_program_swaps(path, noise):
+    """torch refuses those with weak references: by itself, and when it moves models of tensor subclasses."""
+    with Captured(path, noise=noise, kind="weight,momentum") as run:
+        model, other = nn.Linear(3, 4), nn.Linear(3, 4)
+        optimizer = run.watch(torch.optim.Adam(model.parameters()))
+        train(model, optimizer)
+        torch.utils.swap_tensors(model.weight, other.weight)
+        train(model, optimizer)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            model.double().float()
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        train(model, optimizer)
+    assert run.trace.steps("weight", kind="momentum").tolist() == [*range(12)]
+    for step, (weight, bias) in enumerate(run.expected[0]):
+        np.testing.assert_array_equal(run.trace.read("weight", step), weight.reshape(-1))
+        np.testing.assert_array_equal(run.trace.read("bias", step), bias)
+    assert run.summary.errors == 0
+    assert [t.name for t in run.trace.tensors if t.kind == "weight"] == ["weight", "bias"]
+
+
 def test_a_parameter_that_gets_another_shape_is_another_tensor(path):
     """Network surgery by ``.data``, in the middle of steps that are like the ones before; and back again."""
     with Captured(path) as run:

@@ -88,8 +88,8 @@ def main(args: Sequence[str] | None = None) -> Any:
     except OSError as error:
         code = _refused_by_the_system(error, stderr)
     try:
-        # What a captured script put in its place may have no such thing.
-        getattr(sys.stdout, "flush", int)()
+        # A captured script may have closed it, or put something in its place that has no such thing.
+        getattr(None if getattr(sys.stdout, "closed", False) else sys.stdout, "flush", int)()
     except BrokenPipeError:
         # What was printed last was short enough to wait in a buffer.
         code = code or _stop_printing()
@@ -126,7 +126,8 @@ def _say(message: str, stderr: TextIO) -> None:
     text = printable(message)
     if len(text) > 2 * _SHOWN:
         text = f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
-    click.echo(f"gtrace: {text}", file=stderr)
+    if not getattr(stderr, "closed", False):
+        click.echo(f"gtrace: {text}", file=stderr)
 
 
 def _stop_printing() -> int:

@@ -289,19 +289,23 @@ def _watching(act: Callable[[int], None]) -> Iterator[None]:
                     return
                 act(data[0])
 
-    with here, there:
-        before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
-        if before != -1:
-            signal.set_wakeup_fd(before)
-        thread = threading.Thread(target=watch, name="gtrace-signals", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
+    before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+    if before != -1:
+        signal.set_wakeup_fd(before)
+    thread = threading.Thread(target=watch, name="gtrace-signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        # A program that closes all descriptors, as daemons do, has closed these, too; the thread then waits for ever.
+        with contextlib.suppress(OSError):
             if (last := signal.set_wakeup_fd(-1)) != there.fileno():
                 signal.set_wakeup_fd(last)
             there.send(b"\0")
             thread.join()
+        for end in (here, there):
+            with contextlib.suppress(OSError):
+                end.close()
 
 
 #: of a process that writes into a socket: its id, its user, its group

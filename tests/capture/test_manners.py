@@ -79,6 +79,27 @@ def test_streams_that_a_program_replaces(tmp_path, gtrace_here, end, code):
     assert gtrace.open_trace(tmp_path / "train.zarr").steps("unnamed/opt0.g0.p0").tolist() == [0, 1, 2]
 
 
+@pytest.mark.capture_case("stdout and stderr replaced or closed")
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(4)", 5)])
+@pytest.mark.parametrize("close", ["sys.stdout.close(); sys.stderr.close()", "os.closerange(3, 256)"])
+def test_what_a_program_closes(tmp_path, close, end, code):
+    """The exit code is that of the program, whose descriptors and streams are its own, as are gtrace's."""
+    source = f"""
+        import os, sys, torch
+        w = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        w.sum().backward()
+        optimizer.step()
+        {close}
+        {end}
+        """
+    write_script(tmp_path / "train.py", source)
+    done = run_python("-m", "gtrace", "capture", "train.py", cwd=tmp_path)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert gtrace.open_trace(tmp_path / "train.zarr").steps("unnamed/opt0.g0.p0").tolist() == [0]
+
+
 @pytest.mark.parametrize("verbose", [True, False])
 def test_the_first_line_predicts_and_verbose_goes_on(verbose, path):
     options = CaptureOptions(path, step_policy(None, None), budget=10_000_000, verbose=verbose)

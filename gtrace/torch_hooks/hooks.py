@@ -417,16 +417,12 @@ class TrainingHooks:
     def _watch_swap(self, original: _Function) -> _Function:
         def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> object:
             # torch refuses tensors with weak references, which would end the program.
-            for tensor in (one, other):
-                self._guarded(self._let_go, tensor)
+            for forget in (self._local.forget, self._micro_batches.forget, self.forget):
+                self._guarded(forget, one)
+                self._guarded(forget, other)
             return original(one, other)
 
         return swap_tensors
-
-    def _let_go(self, tensor: torch.Tensor) -> None:
-        for watch in (self._local, self._micro_batches):
-            watch.forget(tensor)
-        self.forget(tensor)
 
     def _watch_averaged(self, wrapper: DistributedDataParallel, *_: object) -> None:
         if wrapper.process_group.size() > 1:

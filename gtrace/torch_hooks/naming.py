@@ -138,10 +138,6 @@ class ModuleCollector:
             self._modules[key] = weakref.ref(module, lambda _: self._modules.pop(key, None))
 
 
-def _gone() -> None:
-    """A reference to nothing."""
-
-
 class Names:
     """Names the parameters of every optimizer of a process, and keeps the names.
 
@@ -196,7 +192,7 @@ class Names:
         """Keep no reference to a parameter; its model keeps its names."""
         for name, (owner, last, stream) in self._taken.items():
             if last() is parameter:
-                self._taken[name] = owner, _gone, stream
+                self._taken[name] = owner, lambda: None, stream
 
     def _prefix(self, model: nn.Module, stream: int, *, alone: bool) -> str:
         """The prefix of a model's parameter names; reserves its names."""

@@ -24,7 +24,7 @@ from gtrace.trace.sketches import SketchPlan, unpack_row
 from gtrace.trace.source import MemoryStream, Stream, TraceSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -284,7 +284,10 @@ def repair_trace(path: str | os.PathLike[str]) -> Repair:
         if report.faults:
             attrs["repaired"] = {"lost": report.wrong, "faults": [fault.what for fault in report.faults[:_TOLD]]}
         with new_beside(place, "repair", f"{path}: the repaired trace") as new:
-            ranks = {name: _ended(part) for name, part in source.ranks.items()}
+            ranks = {
+                name: {**part, "status": "interrupted"} if part.get("status") == "writing" else part
+                for name, part in source.ranks.items()
+            }
             right = TraceSource(str(new), attrs, streams, ranks=ranks)
             write_source(right, new, hdf5=place.is_file() or is_hdf5(place), sharded=False)
             move_in(new, place, force=True, backup=backup)
@@ -293,11 +296,6 @@ def repair_trace(path: str | os.PathLike[str]) -> Repair:
         if os.path.lexists(leftover):
             remove(leftover)
     return Repair(report, changed=True, backup=backup)
-
-
-def _ended(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The attributes of a process's group, now that it writes no more."""
-    return {**part, "status": "interrupted"} if part.get("status") == "writing" else part
 
 
 def _free_backup(place: Path) -> Path:

@@ -532,9 +532,9 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         if stream.pending == step:
             return
         last = stream.last_step if stream.pending is None else stream.pending
-        if not last < step < 2**63:
+        if not last < step < 2**63 or step != int(step):
             came = f", and step {last} came before" if last >= 0 else ""
-            raise UsageError(f"{self.path}: step {step}: steps must ascend from 0{came}")
+            raise UsageError(f"{self.path}: step {step}: steps must be whole numbers that ascend from 0{came}")
         if stream.pending is not None:
             self._commit(stream, _scalars_of({}))
         stream.pending = int(step)

@@ -80,7 +80,8 @@ def test_an_exception_leaves_out_the_step_that_was_not_committed(path):
 
 REFUSED = [
     (lambda w: w.append(2, "w", [1.0]), "step 3 came before"),
-    (lambda w: w.append(-1, "w", [1.0]), "steps must ascend from 0"),
+    (lambda w: w.append(-1, "w", [1.0]), "steps must be whole numbers that ascend from 0"),
+    (lambda w: w.append(3.5, "w", [1.0]), "step 3.5: steps must be whole numbers"),
     (lambda w: w.commit(2), "came before|gradients were appended to 3"),
     (lambda w: w.append(3, "w", [1.0]), "appended twice"),
     (lambda w: w.commit(4), "commit of step 4, but gradients were appended to 3"),

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace.choose import choose_infos
-from gtrace.trace.files import HDF5_SUFFIXES, check_place, disk_bytes, move_in, new_beside
+from gtrace.trace.files import check_place, clear_leftovers, disk_bytes, move_in, new_beside, place_for
 from gtrace.trace.format import EXTRAS, SKETCH, StreamKey
+from gtrace.trace.journal import refuse_living
 from gtrace.trace.reader import TensorInfo, Trace, open_source, open_trace
 from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.sketches import DEFAULT_SKETCHES, SketchPlan, SketchRow
@@ -48,9 +49,7 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
         place = Path(os.path.realpath(place))
     elif out is None:
         raise UsageError(f"{path}: is not on this machine and can only be read; -o NAME.zarr packs it here")
-    target = Path(os.path.realpath(place if out is None else out))
-    if target.suffix not in (".zarr", *HDF5_SUFFIXES):
-        raise UsageError(f"{target}: the name of a trace must end in .zarr, .h5 or .hdf5")
+    target = place_for(place if out is None else out)
     with closing(open_source(place)) as source:
         if source.attrs.get("status") not in ("complete", "interrupted"):
             raise UsageError(f"{path}: not finished, or its writer was killed; see `gtrace trace check --repair`")
@@ -135,14 +134,20 @@ def sketch_trace(
         TraceError: the trace cannot be read, or the new one not written.
     """
     plan = SketchPlan.parse(sketch) if isinstance(sketch, str) else sketch
-    place = place_of(trace)
-    if isinstance(place, Path) and place.resolve() == Path(output).resolve():
+    place, target = place_of(trace), place_for(output)
+    if isinstance(place, Path) and place.resolve() == target:
         raise UsageError(f"{output}: is the trace that is being read; give another -o")
-    with open_trace(trace) as source:
+    if force:
+        refuse_living(target)
+    check_place(target, force=force)
+    clear_leftovers(target)
+    with open_trace(trace) as source, new_beside(target, "sketch", f"{output}:") as folder:
+        folder.mkdir()
+        new = folder / target.name
         infos = choose_infos(source, tensors)
         plan = replace(plan, merged=plan.merged * max(info.merged for info in infos)) if infos else plan
         attrs = {key: value for key, value in source.attrs.items() if key not in _OWN}
-        with create_trace(output, force=force, attrs=attrs, sketch=plan) as writer:
+        with create_trace(new, attrs=attrs, sketch=plan) as writer:
             tensors_of = [
                 (key, [_Rewritten(source, info, plan) for info in infos if info.stream == key])
                 for key in source.streams
@@ -154,10 +159,12 @@ def sketch_trace(
                     continue  # second moments, or tensors that were not asked for
                 for count in _copy_stream(source, writer, key, members):
                     done += count
+                    os.utime(folder)  # or it seems to be the leftover of a killed writer
                     if progress is not None:
                         progress(done, total)
             if source.status != "complete":
                 writer.close("interrupted")
+        move_in(new, target, force=force)
     sketched = sum(_keeps_sketches(info, plan) for info in infos)
     before = RemoteFiles(place).total(place) if isinstance(place, str) else disk_bytes(place)
     return SketchSummary(Path(output), plan, sketched, len(infos) - sketched, before, disk_bytes(Path(output)))

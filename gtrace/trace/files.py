@@ -11,13 +11,13 @@ import shutil
 import stat
 import time
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 #: the format's name in the attributes of a trace
 FORMAT = "gtrace"
@@ -243,6 +243,14 @@ class Storing(AbstractContextManager["Storing"]):
         if isinstance(error, (OSError, RuntimeError)):
             self.failed = True
             raise write_error(self._path, error) from error
+
+
+def place_for(path: str | os.PathLike[str]) -> Path:
+    """Where a new trace of this name goes; UsageError if it is not the name of a trace."""
+    place = Path(os.path.realpath(path))
+    if place.suffix not in (".zarr", *HDF5_SUFFIXES):
+        raise UsageError(f"{os.fspath(path)}: the name of a trace must end in .zarr, .h5 or .hdf5")
+    return place
 
 
 def check_place(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable
-from gtrace.trace.files import HDF5_SUFFIXES, check_place, clear_leftovers, is_gtrace_zarr, move_in, new_beside
+from gtrace.trace.files import check_place, clear_leftovers, is_gtrace_zarr, move_in, new_beside, place_for
 from gtrace.trace.foreign import READERS, is_zarr, join_name
 from gtrace.trace.format import KINDS
 from gtrace.trace.guard import Entry, Guard, GuardedFile
@@ -350,9 +350,7 @@ def import_trace(
         TraceError: a file is missing or damaged, or the trace cannot be written.
         OutputExistsError: something is at ``output``.
     """
-    place = Path(os.path.realpath(output))
-    if place.suffix not in (ZARR, *HDF5_SUFFIXES):
-        raise UsageError(f"{output}: the name of a trace must end in .zarr, .h5 or .hdf5")
+    place = place_for(output)
     rules = rules or ImportRules()
     if rules.kind not in KINDS:
         raise UsageError(f"kind '{printable(rules.kind)}': choose weight or neural")

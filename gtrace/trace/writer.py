@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from gtrace import __version__
 from gtrace.errors import UsageError, printable, suggest
 from gtrace.trace import format as layout
-from gtrace.trace.files import FORMAT, HDF5_SUFFIXES, Storing, write_error
+from gtrace.trace.files import FORMAT, Storing, place_for, write_error
 from gtrace.trace.format import EXTRAS, KINDS, SCALARS, SKETCH, Rows, StreamKey, TensorSpec, go_on
 from gtrace.trace.journal import refuse_living, together
 from gtrace.trace.rows import (
@@ -705,7 +704,7 @@ def create_trace(
         OutputExistsError: something is there; it is kept.
         TraceError: the trace cannot be written.
     """
-    place = Path(os.path.realpath(path))
+    place = place_for(path)
     plan = SketchPlan.parse(sketch) if isinstance(sketch, str) else sketch
     if force:
         refuse_living(place)
@@ -715,12 +714,10 @@ def create_trace(
         if place.suffix == ".zarr":
             start_folder(place, start, force=force)
             sink = ZarrSink(place)
-        elif place.suffix in HDF5_SUFFIXES:
+        else:
             from gtrace.trace.hdf5 import Hdf5Sink
 
             sink = Hdf5Sink(place, start, force=force)
-        else:
-            raise UsageError(f"{path}: the name of a trace must end in .zarr, .h5 or .hdf5")
     except (OSError, RuntimeError) as error:
         raise write_error(path, error) from error
     return TraceWriter(sink, os.fspath(path), start)

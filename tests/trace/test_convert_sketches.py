@@ -2,13 +2,14 @@
 
 import itertools
 import math
+import os
 
 import numpy as np
 import pytest
 from helpers_trace import SUFFIXES, gradient, write_arrays
 
 import gtrace
-from gtrace.errors import OutputExistsError, UsageError
+from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import SketchPlan, SketchRow, create_trace, open_trace, sketch_trace
 from gtrace.trace.convert import disk_bytes
 
@@ -111,6 +112,19 @@ def test_numbers_and_names_stay_and_second_moments_are_left_out(tmp_path, merged
             else:
                 for number in ("replicas", "replicas_norm2", "second_moment"):
                     np.testing.assert_array_equal(here[number], there[number])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_there_stays_until_the_new_trace_is_whole(suffix, tmp_path):
+    path, out = write(tmp_path / "run.zarr"), tmp_path / f"small{suffix}"
+    sketch_trace(path, out, sketch=PLAN)
+    before = open_trace(out).fingerprint
+    (chunk, *_) = (path / "rank00000/weight_grad/large").glob("c.*")
+    chunk.write_bytes(b"damaged")
+    with pytest.raises(TraceError, match="checksum mismatch"):
+        sketch_trace(path, out, sketch=PLAN, force=True)
+    assert open_trace(out).fingerprint == before
+    assert sorted(os.listdir(tmp_path)) == sorted([path.name, out.name])
 
 
 def test_a_sweep_of_merged_steps_is_that_of_both_together(tmp_path):

@@ -45,7 +45,7 @@ class _AdviseOptions:
     seconds: float = option(40.0, metavar="SECONDS", help="Stop the script after so much training.")
     is_module: bool = option(False, names=("-m",), help="TARGET is the name of a module, like python -m.")
     output: Path | None = option(None, names=("-o", "--output"), help="Folder for all results.  [default: NAME.advice]")
-    force: bool = option(False, help="Replace a folder that holds something else.")
+    force: bool = option(False, help="Use a folder that holds something else, too; that stays.")
     as_json: bool = option(False, **JSON)
 
 

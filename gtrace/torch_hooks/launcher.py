@@ -41,6 +41,8 @@ _MACHINERY = (
 
 #: how much of a command's file says what runs it: its first line, or the second one for a long path
 _HEAD = 1024
+#: how files end that gtrace writes: Python would run their text as a program
+_NOT_PROGRAMS = (".zarr", ".h5", ".hdf5", ".db", ".jsonl", ".toml", ".html")
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,12 @@ class Program:
 
     def check(self) -> None:
         """UsageError, before anything runs, if there is no such script or command, or this Python does not run it."""
-        if not self.is_module and not self.is_code:
-            _ = self.file
+        if self.is_module or self.is_code:
+            return
+        if self.file.endswith(_NOT_PROGRAMS):
+            raise UsageError(f"{self.target}: is not a Python script; write the script that trains")
+        if os.path.isdir(self.file) and not os.path.exists(os.path.join(self.file, "__main__.py")):
+            raise UsageError(f"{self.target}: is a folder without a __main__.py; write the script that trains")
 
 
 def _check_command(name: str, place: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from gtrace.sweep.run import expand
 from gtrace.torch_hooks.launcher import Program
 from gtrace.trace import Trace, open_trace
 from gtrace.trace.facts import StepTimes
+from gtrace.trace.files import remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -152,9 +152,11 @@ def advise(
     path = Path(target)
     is_trace = not is_module and (path.suffix in (".zarr", ".h5", ".hdf5", ".zip") and path.exists())
     program = Program(str(target), tuple(args), is_module)
-    if is_trace and args:
-        raise UsageError(f"{target}: a trace takes no arguments")
-    if not is_trace:
+    if is_trace:
+        if args:
+            raise UsageError(f"{target}: a trace takes no arguments")
+        open_trace(path).close()
+    else:
         program.check()
     name = path.name.removesuffix(".zip").removesuffix(path.suffix) if is_trace else program.stem
     folder = settings.folder or Path(f"{name}.advice")
@@ -173,7 +175,9 @@ def advise(
         trace = folder / TRACE
         shown = f"at most {settings.seconds:.0f} s of training, {MOST_STEPS} steps recorded"
         with stage("capture", f"capture: {program.called} ({shown})"):
-            timings = _capture(program, trace, folder, settings, say)
+            timings = _capture(program, folder, settings, say)
+    else:
+        _clear(folder, keep=path)
     with open_trace(trace) as opened:
         chosen = quick_steps(opened)
         timings = _recorded(opened) if is_trace else timings
@@ -222,26 +226,32 @@ def advise(
 
 
 def _prepare(folder: Path, *, force: bool) -> None:
-    """An empty folder for the results; those of an earlier advice are replaced."""
+    """A folder for the results. Those of an earlier advice stay until there is something to replace them."""
     if folder.exists():
-        ours = folder.is_dir() and ((folder / RECORD).exists() or not any(folder.iterdir()))
+        if not folder.is_dir():
+            raise OutputExistsError(f"{folder}: is a file and was left untouched; choose another -o")
+        ours = (folder / RECORD).exists() or not any(folder.iterdir())
         if not ours and not force:
             raise OutputExistsError(f"{folder}: holds something else and was left untouched; use --force or -o")
-        if folder.is_dir():
-            shutil.rmtree(folder)
-        else:
-            folder.unlink()
     if not folder.parent.is_dir():
         raise UsageError(f"{folder}: the folder {folder.parent} does not exist; create it or choose another -o")
-    folder.mkdir()
-    (folder / RECORD).write_text("{}\n", encoding="utf-8")
+    folder.mkdir(exist_ok=True)
+    if not (folder / RECORD).exists():
+        (folder / RECORD).write_text("{}\n", encoding="utf-8")
 
 
-def _capture(
-    program: Program, trace: Path, folder: Path, settings: AdviseSettings, say: Callable[[str], None]
-) -> ProbeTimings:
+def _clear(folder: Path, *, keep: Path | None = None) -> None:
+    """Delete an earlier advice, but for the trace that is read, and nothing else that lies in the folder."""
+    for name in (TRACE, SWEEP, f"{SWEEP}-wal", f"{SWEEP}-shm", PLAN, PAGE):
+        if keep is None or (folder / name).resolve() != keep.resolve():
+            remove(folder / name)
+
+
+def _capture(program: Program, folder: Path, settings: AdviseSettings, say: Callable[[str], None]) -> ProbeTimings:
     """Run the program until the probe has enough; its output is shown only if it fails."""
-    timings = folder / "timings.json"
+    trace, timings = folder / f"new.{TRACE}", folder / "timings.json"
+    remove(trace)
+    remove(timings)
     probe = ProbeOptions(str(trace.resolve()), str(timings.resolve()), STEPS, MOST_STEPS, settings.seconds, BUDGET)
     about = {"target": program.target, "args": program.args, "is_module": program.is_module}
     message = json.dumps({**about, "probe": asdict(probe)})
@@ -269,6 +279,8 @@ def _capture(
     output.unlink()
     found = ProbeTimings(**json.loads(timings.read_bytes())) if timings.exists() else ProbeTimings()
     timings.unlink(missing_ok=True)
+    _clear(folder)
+    trace.rename(folder / TRACE)
     return found
 
 

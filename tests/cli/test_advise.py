@@ -4,6 +4,7 @@ docs/when-not-to-compress.md shows it on a larger model.
 """
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,17 +66,41 @@ def test_the_trace_of_an_advice_is_advised_on_without_a_capture(advised, succeed
     assert {row.tensor for row in load_plan(folder / "trace.advice" / "plan.toml").tensors} == TENSORS
 
 
+def test_an_earlier_advice_and_other_files_stay_until_there_are_new_results(advised, call, succeed, folder):
+    earlier = shutil.copytree(advised.folder / "train.advice", folder / "train.advice")
+    (earlier / "mine").write_text("mine")
+    before = {path.name: path.read_bytes() for path in earlier.iterdir() if path.is_file()}
+    (folder / "train.py").write_text("raise SystemExit(3)")
+    assert call("advise train.py").returncode == 5
+    assert before.items() <= {path.name: path.read_bytes() for path in earlier.iterdir() if path.is_file()}.items()
+    succeed("advise -o train.advice train.advice/trace.zarr")
+    assert (earlier / "mine").exists()
+    assert len(open_trace(earlier / "trace.zarr").steps("0.weight")) == 32
+    assert (earlier / "sweep.db").read_bytes() != before["sweep.db"]
+
+
+def test_with_force_only_its_own_files_are_written_to_a_folder(advised, succeed, folder):
+    trace = shutil.copytree(advised.folder / "train.advice" / "trace.zarr", folder / "run.zarr")
+    succeed("advise --force -o . run.zarr")
+    succeed("advise --force -o run.zarr run.zarr")
+    assert len(open_trace(trace).steps("0.weight")) == 32
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         ("-o full train.py", 4, "full: holds something else and was left untouched"),
+        ("--force -o full/mine train.py", 4, "full/mine: is a file and was left untouched"),
         ("train.py 3 9", 5, "train.py failed with exit code 9"),
+        ("full", 2, "full: is a folder without a __main__.py"),
+        ("run.sweep.db", 2, "run.sweep.db: is not a Python script"),
     ],
 )
 def test_what_cannot_be_advised_on(call, folder, words, code, said):
     (folder / "train.py").write_text(PROGRAM)
     (folder / "full").mkdir()
     (folder / "full" / "mine").write_text("mine")
+    (folder / "run.sweep.db").write_text("import os; os.abort()")
     done = call(f"advise {words}")
     assert done.returncode == code, done.stderr
     assert said in done.stderr

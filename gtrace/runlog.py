@@ -46,6 +46,7 @@ Appending a line is atomic enough to survive kill -9: a reader ignores a last li
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -150,7 +151,8 @@ class RunLogWriter:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written, write has said
+            self._file.close()
 
 
 def _line(kind: str, /, **fields: Any) -> str:

@@ -99,10 +99,11 @@ def test_an_existing_file_is_left_alone_unless_a_new_one_takes_its_place(tmp_pat
 
 def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
     class Full:
-        def write(self, text):
+        def write(self, _text=""):
             raise OSError(28, "No space left on device")
 
-        flush = close = lambda self: None
+        # What is still in a buffer is tried again at the end.
+        flush = close = write
 
     log = RunLogWriter(tmp_path / "a.jsonl", STUDY)
     log.write("step", step=0)
@@ -110,6 +111,7 @@ def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
     monkeypatch.setattr(log, "_file", Full())
     with pytest.raises(TraceError, match=r"a\.jsonl: cannot be written any further \(No space left"):
         log.write("step", step=1)
+    log.close()
     assert len(read_runlog(tmp_path / "a.jsonl")) == 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -68,6 +68,10 @@ def gtrace() -> None:
 
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command line; every error that is not a bug ends in one line on stderr and its exit code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It was closed. Else the next file that is opened takes its number, and what a child prints.
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
     stderr = sys.stderr  # a script that is captured may put something else in its place
     try:
         code = gtrace.main(args=list(args) if args is not None else None, prog_name="gtrace", standalone_mode=False)
@@ -126,7 +130,7 @@ def _say(message: str, stderr: TextIO) -> None:
     text = printable(message)
     if len(text) > 2 * _SHOWN:
         text = f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
-    if not getattr(stderr, "closed", False):
+    with suppress(OSError, ValueError):  # full, or closed by a captured script; the exit code says it, too
         click.echo(f"gtrace: {text}", file=stderr)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -35,8 +36,15 @@ REPORT_WIDTH = 160
 
 
 def echo(text: object, *, err: bool = False) -> None:
-    """Print lines on standard output, or error; what a terminal would act on is shown as its escape."""
-    click.echo("\n".join(map(printable, str(text).split("\n"))), err=err)
+    """Print lines on standard output, or error; what a terminal would act on is shown as its escape.
+
+    A log of errors that cannot be written, on a full disk, stops no work.
+    """
+    try:
+        click.echo("\n".join(map(printable, str(text).split("\n"))), err=err)
+    except OSError as error:
+        if not err or error.errno == errno.EPIPE:
+            raise
 
 
 class TensorColumn(NamedTuple):

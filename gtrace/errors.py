@@ -6,6 +6,7 @@ Every message is one line: what is wrong, where, and what to do about it.
 from __future__ import annotations
 
 import difflib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,6 +75,13 @@ def suggest(word: str, known: Iterable[str], shown: Mapping[str, str] | None = N
         return f"did you mean {' or '.join((shown or {}).get(name, name) for name in near)}?"
     first = ", ".join(names[:12])
     return f"known: {first}{', ...' if len(names) > 12 else ''}" if names else "there are none here"
+
+
+def keep_inputs(output: str | os.PathLike[str], *inputs: object) -> None:
+    """UsageError for a result that would take the place of what is read for it; only paths among the inputs count."""
+    paths = [os.path.realpath(one) for one in inputs if isinstance(one, (str, os.PathLike))]
+    if os.path.realpath(output) in paths:
+        raise UsageError(f"{output}: is what is being read; give another -o")
 
 
 def size_text(count: float) -> str:

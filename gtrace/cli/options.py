@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.errors import OutputExistsError, TraceError, UsageError, keep_inputs
 from gtrace.report.names import plain
 from gtrace.settings import option
 from gtrace.units import parse_range, step_numbers
@@ -362,8 +362,9 @@ def codec_with(spec: str, options: dict[str, float | None]) -> Codec:
     return codec(spec, **given) if given else chosen
 
 
-def check_output(path: Path, *, force: bool) -> None:
-    """Refuse to overwrite without ``force``, and a folder that does not exist."""
+def check_output(path: Path, *inputs: Path | str, force: bool) -> None:
+    """Refuse to overwrite without ``force``, and inputs also with it; and a folder that does not exist."""
+    keep_inputs(path, *inputs)
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
     if path.exists() and not force:

@@ -14,7 +14,7 @@ from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo, wide_console
 from gtrace.cli.groups import complete_figure
 from gtrace.cli.options import Command, HorizonSettings, arguments, options, print_json
-from gtrace.errors import UsageError
+from gtrace.errors import UsageError, keep_inputs
 from gtrace.report.names import count
 from gtrace.settings import nested, option
 from gtrace.trackers import check_tracker
@@ -177,7 +177,9 @@ def _write(settings: _ReportSettings, results: list[Path], cluster: Cluster | No
     if output is not None:
         output_kind(output)
     results = _given(results)
-    if output is None and not settings.as_json:
+    if output is not None:
+        keep_inputs(output, *results)
+    elif not settings.as_json:
         output = default_page(results[0])
         # A page of an earlier report is replaced; anything else stops the command before it has read the results.
         check_page(output, force=force)

@@ -49,7 +49,7 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
     program.check()
     log = settings.output or Path(f"{program.stem}-{file_name(str(chosen))}.jsonl")
     if not launched_place().rank:
-        check_output(log, force=settings.force)
+        check_output(log, script, *settings.plans, *settings.codecs.plugin, force=settings.force)
     setup = {**_setup(settings, chosen, program), "log": str(log.resolve())}
 
     def conclude(outcome: Outcome, trainings: list[ScriptTraining]) -> int:
@@ -143,7 +143,7 @@ def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, a
     program.check()
     named = file_name(str(codecs[0])) if len(codecs) == 1 else "compare"
     log = settings.output or Path(f"{program.stem}-{named}.jsonl")
-    check_output(log, force=settings.force)
+    check_output(log, script, *settings.plans, *settings.codecs.plugin, force=settings.force)
     setup = [{**_setup(settings, one, program), "watched": False} for one in codecs]
     exact = {**_setup(settings, Identity(), program), "rules": [], "watched": True}
     seeds = range(settings.seed, settings.seed + settings.seeds)

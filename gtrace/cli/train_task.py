@@ -61,7 +61,8 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
         named = "-".join([*([] if named == "none" else [named]), "weights", *weights])
     path = settings.output or Path(f"{task}-{'neural-' * neural}{named}.jsonl")
     # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
-    check_output(path, force=settings.force or path.with_name(path.name + ".checkpoint").exists())
+    inputs = (*settings.plans, *settings.codecs.plugin)
+    check_output(path, *inputs, force=settings.force or path.with_name(path.name + ".checkpoint").exists())
     from gtrace.training import Study
 
     read: dict[str, Any] = {"network": network, "policies": choosing, "weights": weights}

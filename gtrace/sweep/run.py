@@ -30,7 +30,7 @@ from gtrace.codecs import (
 )
 from gtrace.codecs.assignment import CodecTable, Coding, HasTable, TableLike, coding_of
 from gtrace.codecs.plugins import package_versions
-from gtrace.errors import UsageError, suggest
+from gtrace.errors import UsageError, keep_inputs, suggest
 from gtrace.runlog import versions
 from gtrace.sweep.engine import Workers, run_jobs
 from gtrace.sweep.fits import Allocation
@@ -434,6 +434,7 @@ def write_sweep(
         opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
         sweep = _Sweep(opened, given, asked)
         runner = sweep.runner(stack)
+        keep_inputs(asked.output, opened.path, *(one.source for one in sweep.able if isinstance(one, CodecTable)))
         store = ResultStore.create(
             Path(asked.output), sweep.provenance(trace), sweep.fingerprint(), force=asked.force, earlier=sweep.earlier
         )

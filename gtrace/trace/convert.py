@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.errors import OutputExistsError, TraceError, UsageError, keep_inputs
 from gtrace.trace.choose import choose_infos
 from gtrace.trace.files import check_place, clear_leftovers, disk_bytes, move_in, new_beside, place_for
 from gtrace.trace.format import EXTRAS, SKETCH, StreamKey
@@ -135,8 +135,7 @@ def sketch_trace(
     """
     plan = SketchPlan.parse(sketch) if isinstance(sketch, str) else sketch
     place, target = place_of(trace), place_for(output)
-    if isinstance(place, Path) and place.resolve() == target:
-        raise UsageError(f"{output}: is the trace that is being read; give another -o")
+    keep_inputs(output, place)
     if force:
         refuse_living(target)
     check_place(target, force=force)

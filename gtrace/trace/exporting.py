@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace import __version__
-from gtrace.errors import OutputExistsError, UsageError, printable
+from gtrace.errors import OutputExistsError, UsageError, keep_inputs, printable
 from gtrace.settings import KINDS
 from gtrace.trace.choose import choose_infos, choose_steps
 from gtrace.trace.files import check_place, clear_leftovers, move_in, new_beside
@@ -114,6 +114,7 @@ def export_trace(
     _check_names(infos, to)
     chosen = sorted(choose_steps(trace, infos, choice.steps, most=sys.maxsize))
     rows = _Rows(trace, infos, chosen)
+    keep_inputs(output, trace.path)
     place = Path(os.path.realpath(output))
     check_place(place, force=force, is_trace=_is_export, what="an export of gtrace")
     if place.is_dir() and to == "parquet":

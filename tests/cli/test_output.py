@@ -3,13 +3,9 @@
 import csv
 import io
 import json
-import shlex
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from helpers_capture import environment
 from helpers_trace import write_arrays
 
 from gtrace.report.files import csv_text
@@ -49,18 +45,3 @@ def test_no_command_prints_what_a_terminal_acts_on(call, folder):
 def test_a_text_is_no_formula_in_a_spreadsheet(text):
     (row,) = csv.DictReader(io.StringIO(csv_text([{"name": text, "less": -1.5, "none": float("nan")}])))
     assert row == {"name": text if text in ("-", "fc.weight") else f"'{text}", "less": "-1.5", "none": ""}
-
-
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("info run.zarr --json >&-", 0),
-        ("sweep run.zarr --methods qsgdinf --bits 3 2>&-", 0),
-        ("plan run.zarr --max-bits 3 2>/dev/full", 0),
-        ("info no.zarr 2>/dev/full", 3),
-    ],
-)
-def test_a_stream_that_is_closed_or_full_changes_no_exit_code(tmp_path, line, code):
-    write_arrays(tmp_path / "run.zarr", {"w": {0: np.ones(64, np.float32)}})
-    done = subprocess.run(f"{shlex.quote(sys.executable)} -m gtrace {line}", shell=True, cwd=tmp_path, env=environment())
-    assert done.returncode == code

@@ -147,7 +147,7 @@ def test_globs_places_and_ends(tmp_path):
         sketch_trace(path, out, tensors=["larg"], force=True)
     with pytest.raises(OutputExistsError):
         sketch_trace(path, out)
-    with pytest.raises(UsageError, match="the trace that is being read"):
+    with pytest.raises(UsageError, match="is what is being read"):
         sketch_trace(path, path, force=True)
     with create_trace(tmp_path / "cut.zarr") as writer:
         writer.append(0, "x", np.ones(SIZE))

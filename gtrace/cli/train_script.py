@@ -23,7 +23,7 @@ from gtrace.cli.console import echo
 from gtrace.cli.options import arguments, check_output, file_name, load_plugins, pick, print_json
 from gtrace.codecs import Identity, codec
 from gtrace.codecs.assignment import CodecTable
-from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
+from gtrace.errors import EXIT_OK, EXIT_SCRIPT, GtraceError, ScriptError, UsageError, size_text
 from gtrace.report.names import count
 from gtrace.runlog import RunLogWriter, read_runlog
 from gtrace.torch_hooks.children import after_import, children_call, watch_no_more
@@ -133,7 +133,7 @@ def run_one(message: str) -> int:
 def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, args: tuple[str, ...]) -> int:
     """Run the program without a codec and with each, one after the other, and compare the final losses.
 
-    Returns the exit code: of the program, if a run of it failed.
+    Returns the exit code.
     """
     cluster = chosen_cluster(settings.cluster.cluster, timed=True)
     codecs = [one for one in chosen if not isinstance(one, Identity)]
@@ -252,7 +252,7 @@ def _show_comparison(program: Program, runs: ScriptRuns, log: Path, seeds: range
     ]
     for text in failed:
         echo(f"gtrace: {program.called}: {text}", err=True)
-    code = runs.failed[0][2] if runs.failed else EXIT_OK
+    code = EXIT_SCRIPT if runs.failed else EXIT_OK
     compared = final_losses(runs.log.runs, runs.log.groups)
     if as_json:
         document = {

@@ -202,6 +202,8 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
 def _exchanges(settings: SweepSettings, codecs: list[TableLike]) -> ExchangePlan | None:
     """What is exchanged, checked before anything is measured; None without ``--exchange``."""
     if not settings.exchange:
+        if settings.ranks:
+            raise UsageError("--ranks: is for --exchange; name one, or leave it out.")
         return None
     from gtrace.codecs import Codec
     from gtrace.training.averages import ExchangePlan
@@ -280,7 +282,11 @@ def _codecs(settings: SweepSettings, chosen: _Choice) -> list[TableLike]:
         if text:
             ranges[name] = words(text)
     found: list[TableLike] = []
-    if chosen.methods:
+    if not chosen.methods:
+        asked = {**ranges, "bits": settings.bits, "error_feedback": settings.codecs.error_feedback}
+        if given := [name for name, value in asked.items() if value]:
+            raise UsageError(f"--{given[0].replace('_', '-')}: is for --methods; a plan names its codecs.")
+    else:
         made = expand(chosen.methods, ranges, prefix="ef:" if settings.codecs.error_feedback else "")
         if settings.bits and settings.methods and not any("bits" in str(one) for one in made):
             raise UsageError(

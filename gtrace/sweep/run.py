@@ -266,6 +266,8 @@ class _Sweep:
     def cautions(self) -> list[str]:
         """Warnings on how far the errors can be trusted, a line each."""
         found = []
+        if not self._options.draws and (silent := [str(item) for item in self.codecs if not expecting(item)]):
+            found.append(f"without draws nothing is measured of {', '.join(silent)}: no closed form")
         world = self._trace.attrs.get("world_size")
         swept = {(info.kind, info.name) for info in self.gradients.infos}
         parts = {(one.name, part_of(one)) for one in self._trace.tensors if (one.kind, one.name) in swept}
@@ -434,6 +436,8 @@ def write_sweep(
         opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
         sweep = _Sweep(opened, given, asked)
         runner = sweep.runner(stack)
+        if not asked.draws and not any(map(expecting, sweep.codecs)):
+            raise UsageError(f"--draws 0: {sweep.codecs[0]} has no closed form, so nothing is measured; leave it out")
         keep_inputs(asked.output, opened.path, *(one.source for one in sweep.able if isinstance(one, CodecTable)))
         store = ResultStore.create(
             Path(asked.output), sweep.provenance(trace), sweep.fingerprint(), force=asked.force, earlier=sweep.earlier

@@ -43,6 +43,10 @@ WRONG = {
     "sweep a.zarr --methods qsgd --tensors nope.*": "--tensors: no tensor matches 'nope.*'; known: w",
     "sweep a.zarr --methods qsgd --bucket-size 0": "codec qsgd: bucket_size=0 is out of range; it must be at least 1",
     "sweep a.zarr --methods qsgd -o missing/out.db": "missing/out.db: the folder missing does not exist; ...",
+    "sweep a.zarr --methods qsgd --ranks 4": "--ranks: is for --exchange; name one, or leave it out.",
+    "sweep a.zarr --plan p.toml --bits 3": "--bits: is for --methods; a plan names its codecs.",
+    "sweep a.zarr --plan p.toml --error-feedback": "--error-feedback: is for --methods; a plan names its codecs.",
+    "sweep a.zarr --methods topk --draws 0": "--draws 0: topk has no closed form, so nothing is measured; leave it out",
     "sweep a.zarr --all --bits 3": "--all measures everything: leave out --bits",
     # reports
     "report a.sweep.db --cluster 25Gbit/s": "--cluster: '25Gbit/s' needs ranks and link speed, e.g. 8x25Gbit/s.",

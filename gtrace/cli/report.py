@@ -115,6 +115,8 @@ def command(settings: _ReportSettings, results: tuple[Path, ...]) -> None:
     """
     if settings.to is not None:
         check_tracker(settings.to)
+        if settings.output is not None or settings.as_json or settings.figure is not None:
+            raise UsageError("--to sends numbers instead of writing a report: leave out -o, --json and --figure")
         from gtrace.report.files import send_results
 
         for path, sent in send_results(_given(list(results)), settings.to).items():

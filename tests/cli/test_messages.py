@@ -53,6 +53,7 @@ WRONG = {
     "report a.sweep.db --cluster 8x1Mbit/s,10ms --ranks 4": "... already says how many ranks; leave one out.",
     "report a.sweep.db --cluster 8x25Gbit/s,buckt=1MiB": "--cluster: 'buckt=' is unknown; did you mean bucket?",
     "report a.sweep.db --cluster 8x25Gbit/s,backward=1ms": "... backward: needs the compute time of the step ...",
+    "report a.sweep.db --to tensorboard -o x.md": "--to sends numbers instead of writing a report: leave out -o, ...",
     "report a.sweep.db --figure rate-distortion -o x.jpg": "x.jpg: a figure is written as .pdf, .png, .svg",
     "report a.sweep.db --pair qsgd:bits=2 alq": "... no comparable configuration 'qsgd:bits=2'; did you mean qsgd:...",
     "report a.sweep.db -o x.docx": "x.docx: a report is written as .html, .md, .csv, .jsonl, .parquet, .tex or ...",

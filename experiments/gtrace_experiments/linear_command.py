@@ -31,7 +31,6 @@ from gtrace.settings import option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gtrace.cli.train_task import Spread
     from gtrace_experiments.linear import LinearResult, LinearStudy
 
 #: longest spec that is shown on one line
@@ -252,7 +251,7 @@ def _as_dict(study: LinearStudy, result: LinearResult) -> dict[str, Any]:
 
 
 def _print_table(study: LinearStudy) -> None:
-    from gtrace.cli.train_task import spread
+    from gtrace.cli.train_task import mean_deviation
 
     by_run = {str(item): [r for r in study.results if r.run == str(item)] for item in study.precisions}
     has_gap = math.isfinite(study.results[0].optimum)
@@ -262,8 +261,9 @@ def _print_table(study: LinearStudy) -> None:
 
     def above(run: str, results: list[LinearResult]) -> str:
         if has_gap:
-            return _with(spread([r.gap for r in results]))
-        return "" if run == "none" else _with(spread([r.loss - p for r, p in zip(results, plain, strict=False)]))
+            return _with(*mean_deviation([r.gap for r in results]))
+        against = [r.loss - p for r, p in zip(results, plain, strict=False)]
+        return "" if run == "none" else _with(*mean_deviation(against))
 
     runs = by_run.values()
     columns = {
@@ -305,9 +305,9 @@ def _print_table(study: LinearStudy) -> None:
     console.print(text, soft_wrap=True)
 
 
-def _with(found: Spread) -> str:
-    shown = _number(found.mean, "{:.2g}")
-    return f"{shown} ± {found.deviation:.1g}" if math.isfinite(found.deviation) else shown
+def _with(mean: float, deviation: float, _count: int) -> str:
+    shown = _number(mean, "{:.2g}")
+    return f"{shown} ± {deviation:.1g}" if math.isfinite(deviation) else shown
 
 
 def _number(value: float, form: str) -> str:

@@ -7,11 +7,10 @@ import shlex
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-from scipy import special
 
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
 from gtrace.cli.console import echo, print_results, step_progress
@@ -24,7 +23,7 @@ from gtrace.report.analysis.runs import chosen_bits, common_loss, seconds_to_los
 from gtrace.report.names import duration, size
 from gtrace.report.sections.savings import savings_json
 from gtrace.report.sections.training import noise_sentences
-from gtrace.report.statistics import CONFIDENCE
+from gtrace.report.statistics import Interval, student
 from gtrace.runlog import read_runlog
 from gtrace.trackers import Tracking, of_record
 
@@ -193,31 +192,19 @@ _NAME = 16
 _ENOUGH = 5
 
 
-class Spread(NamedTuple):
-    """A number over seeds: mean, sample standard deviation, half the t-interval; the others NaN for a single seed."""
-
-    mean: float
-    deviation: float
-    reach: float
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Mean, deviation and the reach of the 95 % t-interval, of the finite values."""
-    known = np.asarray([value for value in values if math.isfinite(value)], np.float64)
-    n = known.size
-    mean = float(known.mean()) if n else math.nan
-    if n < 2:
-        return Spread(mean, math.nan, math.nan)
-    deviation = float(known.std(ddof=1))
-    reach = float(special.stdtrit(n - 1, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(n)
-    return Spread(mean, deviation, reach)
+def mean_deviation(values: Sequence[float | None]) -> tuple[float, float, int]:
+    """Mean and sample deviation of the finite values, and how many they are; NaN of too few."""
+    known = np.asarray([value for value in values if value is not None and math.isfinite(value)], np.float64)
+    mean = float(known.mean()) if known.size else math.nan
+    return mean, float(known.std(ddof=1)) if known.size > 1 else math.nan, known.size
 
 
-def paired(study: Study, spec: str, number: Callable[[RunResult], float | None]) -> Spread:
-    """Difference to the uncompressed run of the same seed, over the seeds."""
+def paired(study: Study, spec: str, number: Callable[[RunResult], float | None]) -> Interval:
+    """Difference to the uncompressed run of the same seed, mean over the seeds; of one seed without an interval."""
     by_seed = {(result.run, result.seed): number(result) for result in study.results}
     pairs = [(by_seed.get((spec, seed)), by_seed.get(("none", seed))) for seed in study.seeds]
-    return spread([ours - plain for ours, plain in pairs if ours is not None and plain is not None])
+    mean, deviation, n = mean_deviation([ours - none for ours, none in pairs if ours is not None and none is not None])
+    return Interval(mean) if n < 2 else student(mean, deviation / math.sqrt(n), n - 1, steps=n, blocks=n)
 
 
 def summarize(study: Study) -> list[dict[str, Any]]:
@@ -227,14 +214,11 @@ def summarize(study: Study) -> list[dict[str, Any]]:
         runs = [result for result in study.results if result.run == spec]
         entry: dict[str, Any] = {"run": spec, "seeds": len(runs)}
         for name, number in _NUMBERS.items():
-            found = spread([math.nan if (value := number(one)) is None else value for one in runs])
-            entry[name] = found.mean
-            entry[f"{name}_deviation"] = found.deviation
+            entry[name], entry[f"{name}_deviation"], _ = mean_deviation([number(one) for one in runs])
         for name in ("accuracy", "loss"):
             change = paired(study, spec, _NUMBERS[name])
-            entry[f"{name}_change"] = change.mean
-            entry[f"{name}_change_low"] = change.mean - change.reach
-            entry[f"{name}_change_high"] = change.mean + change.reach
+            entry |= {f"{name}_change": change.estimate}
+            entry |= {f"{name}_change_low": change.low, f"{name}_change_high": change.high}
         entries.append(entry)
     return entries
 

@@ -10,7 +10,7 @@ import torch
 from helpers_training import Faulty, Regression, interrupt, without_times
 from scipy import stats
 
-from gtrace.cli.train_task import paired, spread, summarize
+from gtrace.cli.train_task import paired, summarize
 from gtrace.costs import Network
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.runlog import read_runlog
@@ -220,18 +220,14 @@ def test_seeds_are_run_one_after_the_other_and_each_as_alone_and_differences_are
     spec = CODECS[1]
     differences = [losses[spec, seed] - losses["none", seed] for seed in (4, 5, 6)]
     assert entries[spec]["loss_change"] == pytest.approx(np.mean(differences))
-    assert paired(several, spec, lambda result: result.loss).deviation == pytest.approx(np.std(differences, ddof=1))
+    found = paired(several, spec, lambda result: result.loss)
+    assert (found.low, found.high) == pytest.approx(
+        stats.t.interval(0.95, 2, np.mean(differences), stats.sem(differences))
+    )
+    assert math.isnan(paired(alone, spec, lambda result: result.loss).low)
+    assert math.isnan(paired(several, spec, lambda result: math.nan if result.seed < 6 else result.loss).low)
     assert entries["none"]["loss_change"] == 0
     assert entries[spec]["loss"] == pytest.approx(np.mean([losses[spec, seed] for seed in (4, 5, 6)]))
-
-
-def test_intervals_are_students():
-    values = [0.3, 0.5, 0.1, 0.9, math.nan]
-    found = spread(values)
-    low, high = stats.t.interval(0.95, 3, np.mean(values[:4]), stats.sem(values[:4]))
-    assert (found.mean - found.reach, found.mean + found.reach) == pytest.approx((low, high))
-    assert math.isnan(spread([1.0]).reach)
-    assert math.isnan(spread([]).mean)
 
 
 def test_a_step_is_computed_once_and_decoded_for_all_and_linear_messages_are_added_up_on_the_way():

@@ -236,8 +236,7 @@ def _prepare(folder: Path, *, force: bool) -> None:
     if not folder.parent.is_dir():
         raise UsageError(f"{folder}: the folder {folder.parent} does not exist; create it or choose another -o")
     folder.mkdir(exist_ok=True)
-    if not (folder / RECORD).exists():
-        (folder / RECORD).write_text("{}\n", encoding="utf-8")
+    (folder / RECORD).touch()
 
 
 def _clear(folder: Path, *, keep: Path | None = None) -> None:

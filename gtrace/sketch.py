@@ -83,9 +83,14 @@ class _Remembering:
 
     def remember_each(self, keys: Sequence[K], make: Callable[[list[K]], Iterable[Any]]) -> list[Any]:
         """As :meth:`remember` for several keys; one call of ``make`` for all that are missing, if any."""
-        missing = [key for key in dict.fromkeys(keys) if key not in self._known]
-        made = dict(zip(missing, make(missing), strict=True)) if missing else {}
-        return [self.remember(key, partial(made.get, key)) for key in keys]
+        found = {key: self._known.get(key) for key in keys}
+        missing = [key for key, known in found.items() if known is None]
+        if missing:
+            found.update(zip(missing, make(missing), strict=True))
+        for key in missing:
+            self.remember(key, partial(found.get, key))
+        # Remembering one may forget others.
+        return [found[key] for key in keys]
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,24 +422,6 @@ class MomentSketch(_Remembering):
         """What kernels need to know of the values that a level codec rounds."""
         found: _symbols.SketchBins = self.remember("bins", lambda: self.alone.bins_at(0))
         return found
-
-    def partial_moments(self, points: ArrayLike, *, weighted: bool = True) -> NDArray[np.float64]:
-        """Mass, first moment and sum (point - r)_+ of the values up to each of the ascending points.
-
-        Args:
-            points: float64[p], ascending, in units of r.
-            weighted: weight each value by its squared bucket scale.
-
-        Returns:
-            float64[p, 3]. Zeros count as r = 0, at and above which every non-negative point has them.
-        """
-        at = np.ascontiguousarray(points, dtype=np.float64)
-        out = np.empty((at.size, 3))
-        _sketching.partial_moments(self.lower, self.upper, self.sums, 3 if weighted else 0, at, out)
-        zeros = self.zero_weight if weighted else float(self.zeros)
-        out[:, 0] += np.where(at >= 0, zeros, 0.0)
-        out[:, 2] += np.where(at >= 0, zeros, 0.0) * at
-        return out
 
 
 @dataclass(frozen=True, slots=True)

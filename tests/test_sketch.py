@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gtrace import MomentSketch
 from gtrace.buckets import clip_limit
 from gtrace.errors import UsageError
+from gtrace.sketch import _MOST_KNOWN
 
 MILLION = 1_000_000
 
@@ -158,20 +159,6 @@ def test_clipping_is_part_of_the_error():
     assert math.isclose(sketch.expected_error([0, 1]), truth, rel_tol=1e-11)
 
 
-@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40), st.lists(st.floats(0, 1), min_size=1, max_size=5))
-@settings(max_examples=100)
-def test_partial_moments(values, points):
-    at = np.sort(np.array(points))
-    sketch = MomentSketch.of(values, "none")
-    out = sketch.partial_moments(at, weighted=False)
-    r = np.array(values, np.float32).astype(np.float64)
-    assert (np.diff(out[:, 0]) >= -1e-9).all()
-    for t, (mass, _, hinge) in zip(at, out, strict=True):
-        width = max(t, 1e-300) / 1024
-        assert np.count_nonzero(r < t - width) - 1e-9 <= mass <= np.count_nonzero(r <= t + width) + 1e-9
-        assert abs(hinge - np.maximum(t - r, 0).sum()) <= r.size * width + 1e-9
-
-
 @pytest.mark.parametrize(
     ("levels", "zero", "words"),
     [
@@ -215,3 +202,11 @@ def test_largest_is_exact_where_the_last_bin_holds_one_value_and_a_close_bound_e
     assert MomentSketch.of([], "none").largest == 0.0
     crowd = np.array([1.0, 1.0003, 1.0005], np.float32)
     assert 1.0005 <= MomentSketch.of(crowd, "none").largest < 1.001
+
+
+def test_results_are_all_returned_though_a_new_one_makes_room():
+    sketch = MomentSketch.of([1.0])
+    sketch.remember("old", lambda: 1)
+    for number in range(_MOST_KNOWN - 1):
+        sketch.remember(number, lambda: 0)
+    assert sketch.remember_each(["new", "old"], lambda missing: [2] * len(missing)) == [2, 1]

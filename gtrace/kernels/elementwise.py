@@ -242,8 +242,8 @@ def restore(bits: Bytes, bucket: int, values: Singles, out: Singles) -> None:
 
 @jit
 def fill_words(high: np.uint64, low: np.uint64, start: int, out: NDArray[np.uint32]) -> None:
-    """The 32-bit words of a key's stream from number ``start`` on."""
-    add, flip, last = words(high, low, 0)
+    """The 32-bit words of a key's stream from number ``start`` on; one block of 2^32."""
+    add, flip, last = words(high, low, start)
     for i in range(out.size):
         out[i] = mix(np.uint64(start + i) & MASK32, add, flip, last)
 

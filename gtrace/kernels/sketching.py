@@ -451,35 +451,3 @@ def expect_levels(
                 bound += 2.0 * w * (high - t) * (high - t)
             j += 1
     return weighted, plain, bound
-
-
-@jit
-def partial_moments(lower: Floats, upper: Floats, sums: Floats, first: int, points: Floats, out: Floats) -> None:
-    """Mass and first moment of r up to each of the ascending ``points``, and sum (point - r)_+, into out[p, 3].
-
-    ``first`` is 0 for plain sums and 3 for weighted ones. A point inside a bin splits it by the same density
-    as :func:`hinge`, whose derivative is the mass.
-    """
-    mass, moment = 0.0, 0.0
-    k = 0
-    for p in range(points.size):
-        t = points[p]
-        while k < lower.size and upper[k] <= t:
-            mass += sums[k, first]
-            moment += sums[k, first] * lower[k] + sums[k, first + 1]
-            k += 1
-        below, moment_below = mass, moment
-        if k < lower.size and lower[k] < t and sums[k, first] > 0.0:
-            low, width = lower[k], upper[k] - lower[k]
-            n, d1, d2 = sums[k, first], sums[k, first + 1], sums[k, first + 2]
-            area, _ = hinge(t, low, width, n, d1, d2)
-            u = (t - low) / width
-            c1 = 2.0 * d1 / (n * width) - 1.0
-            c2 = 0.5 * (3.0 * (4.0 * d2 / (n * width * width) - 4.0 * d1 / (n * width) + 1.0) - 1.0)
-            part = u + 3.0 * c1 * (u * u - u) + 5.0 * c2 * (2.0 * u * u * u - 3.0 * u * u + u)
-            inside = n * min(max(part, area / (n * width) / max(u, 1e-300)), 1.0)
-            below += inside
-            moment_below += t * inside - area
-        out[p, 0] = below
-        out[p, 1] = moment_below
-        out[p, 2] = t * below - moment_below

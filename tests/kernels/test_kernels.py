@@ -22,11 +22,11 @@ floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @pytest.mark.parametrize("start", [0, 7, 2**32 - 5, 2**33 + 123])
 def test_uniforms_are_the_hash_of_the_index(start):
     count = 4 if start == 2**32 - 5 else 100
-    out, words = np.empty(count, np.float32), np.empty(100, np.uint32)
+    out, words = np.empty(count, np.float32), np.empty(count, np.uint32)
     counter.fill_uniform(out, *WORDS, start)
     assert out.tolist() == naive.uniforms(*KEY, start, count)
-    elementwise.fill_words(*WORDS, 0, words)
-    assert words.tolist() == naive.hashes(*KEY, 0, 100)
+    elementwise.fill_words(*WORDS, start, words)
+    assert words.tolist() == naive.hashes(*KEY, start, count)
 
 
 # norms

@@ -1,8 +1,8 @@
 """Every registered codec, in the configurations that differ in code path, obeys every law."""
 
+import dataclasses
 import math
-import operator
-from functools import reduce
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,12 +11,7 @@ from helpers_variants import VARIANTS
 import gtrace
 from gtrace import testing
 from gtrace.codecs import parse_spec, wrapper_names
-from gtrace.codecs.link import LinkOptions, Sender
-from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
-from gtrace.schedule import RefitSchedule
-from gtrace.sketch import MomentSketch
-from gtrace.types import Key
 
 #: edges of parameters beside the usual configurations
 _EDGES = """
@@ -93,39 +88,14 @@ def test_these_take_a_tensor_in_pieces():
     "spec", [spec for spec in dict.fromkeys([*IN_PARTS, *VARIANTS, *_EDGES.split()]) if splits(spec)]
 )
 def test_a_tensor_in_pieces_is_sent_like_the_whole(spec, shape, monkeypatch):
-    """The same values, bytes and bits, step by step, and so the same memory."""
     # A choice of values drops what it surely leaves out, matrices are multiplied in blocks of rows, and quantiles are
     # taken of portions that end elsewhere.
     monkeypatch.setattr("gtrace.codecs.sparse.BLOCK", 64)
     monkeypatch.setattr("gtrace.codecs.powersgd.BLOCK", 256)
     monkeypatch.setattr("gtrace.codecs.tables._PORTION", 900)
-    c = gtrace.codec(spec)
-    n = math.prod(shape)
-    length = c.part_multiple * max(1, 700 // c.part_multiple)
-    whole, pieces = (Sender(c, n, LinkOptions(RefitSchedule((0,))), tensor="t", shape=shape) for _ in range(2))
-    for step in range(4):
-        rng = np.random.default_rng(step)
-        x = (rng.standard_t(3, n) * 0.01 * rng.integers(0, 2, n)).astype(np.float32)
-        if step == 3:
-            # Many are equal.
-            x = np.round(x, 2)
-        cut = [x[start : start + length] for start in range(0, n, length)]
-        if c.needs is not None and c.fits and step % 2 == 0:
-            seen, start = [], 0
-            for state, part in pieces.pieces(cut):
-                seen.append(c.view(state, part, start))
-                start += part.size
-            np.testing.assert_array_equal(np.concatenate(seen), c.view(whole.state, x))
-            summary, share = MomentSketch.from_spec(np.concatenate(seen), c.needs), 0.5 if c.allocates else None
-            whole.fit(summary, step, share=share)
-            pieces.fit(summary, step, share=share)
-        key = Key.derive(1, tensor="t", step=step)
-        wanted, sent = c.simulate(whole.state, x, key), list(pieces.send_pieces(lambda cut=cut: cut, key))
-        np.testing.assert_array_equal(np.concatenate([one.part.values for one in sent]), wanted.values)
-        body, coded = c.measured(reduce(operator.add, [one.part for one in sent]), n)
-        assert body + ENVELOPE_BYTES == wanted.payload_bytes
-        assert coded == pytest.approx(wanted.coded or coded, rel=1e-12)
-        whole.settle(x, wanted.values)
+    rng, n = np.random.default_rng(0), math.prod(shape)
+    values = (rng.standard_t(3, n) * 0.01 * rng.integers(0, 2, n)).astype(np.float32)
+    testing.check_pieces(gtrace.codec(spec), values, shape=shape)
 
 
 class _Shrinking(type(gtrace.codec("qsgdinf"))):
@@ -139,6 +109,70 @@ def test_the_laws_notice_three_per_cent_of_shrinkage():
     testing.check_expectation(gtrace.codec("qsgdinf:bits=3"), "heavy", HEAVY)
     with pytest.raises(AssertionError, match=r"mean shrinkage|squared error"):
         testing.check_expectation(_Shrinking(bits=3), "heavy", HEAVY)
+
+
+class _Remembering(type(gtrace.codec("qsgdinf"))):
+    """Has a memory, and does not say so."""
+
+    def update(self, state, values, decoded):
+        return state.with_arrays(last=decoded)
+
+
+class _InPlace(type(gtrace.codec("mem-sgd"))):
+    def update(self, state, values, decoded):
+        state.arrays["residual"][:] = 0
+        return state
+
+
+class _Summing(type(gtrace.codec("qsgdinf"))):
+    def aggregate(self, decoded):
+        return np.sum(decoded, axis=0)
+
+
+class _OwnScales(type(gtrace.codec("minmax"))):
+    """Gives each piece a scale of its own."""
+
+    def prepare(self, state, pieces, key, sums=None):
+        return state
+
+
+class _Filling(type(gtrace.codec("qsgdinf"))):
+    def encode(self, state, values, key):
+        return super().encode(state, np.nan_to_num(values), key)
+
+
+class _Resizing(type(gtrace.codec("qsgdinf"))):
+    def encode(self, state, values, key):
+        return super().encode(self.init(len(values)), values, key)
+
+
+class _Weighing(type(gtrace.codec("qsgdinf"))):
+    def weighted_error(self, state, sketch, weighted):
+        return 2 * super().weighted_error(state, sketch, weighted)
+
+
+class _Exact(type(gtrace.codec("fp"))):
+    def expect(self, state, sketch):
+        return dataclasses.replace(super().expect(state, sketch), bias=0.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "law", "words"),
+    [
+        (_Remembering, testing.check_steps, "stateful"),
+        (_InPlace, testing.check_steps, "read-only"),
+        (_Summing, testing.check_steps, "aggregate"),
+        (_OwnScales, testing.check_pieces, "other values than the whole"),
+        (_Filling, testing.check_refusals, "NaN"),
+        (_Resizing, testing.check_refusals, "too few values"),
+        (_Weighing, partial(testing.check_expectation, name="heavy"), "weights of 1"),
+        (_Exact, partial(testing.check_expectation, name="heavy"), "all of its error is bias"),
+    ],
+)
+def test_the_laws_notice(wrong, law, words):
+    law(wrong.__base__(), values=HEAVY)
+    with pytest.raises((AssertionError, ValueError), match=words):
+        law(wrong(), values=HEAVY)
 
 
 def test_workers_with_shared_randomness_are_noticed(monkeypatch):

@@ -257,8 +257,8 @@ def check_pieces(c: Codec, values: Values, seed: int = 0, shape: tuple[int, ...]
             together = np.concatenate(seen)
             assert np.array_equal(together, c.view(whole.state, gradient)), f"{c}: pieces are not viewed as the whole"
             summary, share = MomentSketch.from_spec(together, c.needs), 0.5 if c.allocates else None
-            whole.fit(summary, step, share=share)
-            pieces.fit(summary, step, share=share)
+            for sender in (whole, pieces):
+                sender.state = refitted(c, sender.state, summary, step, share)
         key = Key.derive(seed, tensor="pieces", step=step)
         wanted = c.simulate(whole.state, gradient, key)
         parts = [one.part for one in pieces.send_pieces(partial(iter, cut), key)]

@@ -85,12 +85,15 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice(FixedGrid):
+class Subset(FixedGrid):
     """Zero, and some of the values."""
 
     @abstractmethod
     def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Any:
         """The symbols of a tensor of ``size`` values in pieces; held are a piece and what is chosen."""
+
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Any:
+        return self.over(lambda: iter([(state, v.x)]), v.x.size, key)
 
     def arrived(self, symbols: Any, size: int) -> Kept:
         """The values that symbols mean."""
@@ -103,7 +106,7 @@ class Choice(FixedGrid):
 
 
 @dataclass(frozen=True)
-class Largest(Choice):
+class Largest(Subset):
     """Zero, and the k largest magnitudes as they are."""
 
     unbiased = False
@@ -112,21 +115,9 @@ class Largest(Choice):
 
     ratio: float = parameter(0.01, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
 
-    def positions(self, x: Values) -> NDArray[np.int64]:
-        """Where the largest are, ascending; of equal ones the first."""
-        return largest(magnitudes(x), kept(self.ratio, x.size))
-
-    def at(self, state: State) -> Largest:
-        """The choice at the step of a memory that counts steps."""
-        return self
-
     def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
         """With ties, all values as large as the least one are chosen, but no zeros."""
         return largest_of((x for _, x in pieces()), kept(self.ratio, size), size, magnitudes, ties=self.ties)
-
-    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        positions = self.at(state).positions(v.x)
-        return Kept(positions, v.x[positions], v.x.size)
 
 
 @dataclass(frozen=True)
@@ -142,18 +133,16 @@ class LargestOfChunks(Largest):
         return self.chunk or 1
 
     def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
-        return (
-            super().over(pieces, size, key)
-            if self.chunk is None
-            else Kept.of(pieces, size, lambda x, _: self.positions(x))
-        )
+        return super().over(pieces, size, key) if self.chunk is None else Kept.of(pieces, size, self._of_chunks)
 
-    def positions(self, x: Values) -> NDArray[np.int64]:
-        if self.chunk is None:
-            return super().positions(x)
-        whole = x.size - x.size % self.chunk
-        rows = magnitudes(x[:whole]).reshape(-1, self.chunk)
-        return np.concatenate([largest(rows, kept(self.ratio, self.chunk)), whole + super().positions(x[whole:])])
+    def _of_chunks(self, x: Values, start: int) -> NDArray[np.int64]:
+        """Where those of whole chunks and of the rest are, ascending."""
+        length = self.chunk or 1
+        whole = x.size - x.size % length
+        rows, rest = magnitudes(x[:whole]).reshape(-1, length), magnitudes(x[whole:])
+        return np.concatenate(
+            [largest(rows, kept(self.ratio, length)), whole + largest(rest, kept(self.ratio, rest.size))]
+        )
 
 
 @dataclass(frozen=True)
@@ -171,30 +160,13 @@ class Threshold(Largest):
     def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
         if self.sample >= 1 or not size:
             return super().over(pieces, size, key)
-        places = np.sort(_drawn(key, kept(self.sample, size), size))
-        limit = self._limit(Kept.of(pieces, size, lambda x, start: within(places, start, x.size)).values)
+        # Drawn with replacement.
+        words = np.empty(kept(self.sample, size), np.uint32)
+        _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), 0, words)
+        places = np.sort((words * np.float64(size / 2**32)).astype(np.int64))
+        seen = magnitudes(Kept.of(pieces, size, lambda x, start: within(places, start, x.size)).values)
+        limit = max(_LEAST, seen[largest(seen, kept(self.ratio, seen.size))].min())
         return Kept.of(pieces, size, lambda x, _: np.flatnonzero(magnitudes(x) >= limit))
-
-    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
-        """The values that reach the threshold; zeros are never sent."""
-        x = v.x
-        if not x.size:
-            return Kept(np.empty(0, np.int64), x, 0)
-        limit = self._limit(x if self.sample >= 1 else x[_drawn(key, kept(self.sample, x.size), x.size)])
-        positions = np.flatnonzero(magnitudes(x) >= limit)
-        return Kept(positions, x[positions], x.size)
-
-    def _limit(self, seen: Values) -> np.uint32:
-        """The least magnitude that is sent, as in :func:`magnitudes`, from some of the values."""
-        ranks = magnitudes(seen)
-        return max(_LEAST, ranks[largest(ranks, kept(self.ratio, ranks.size))].min())
-
-
-def _drawn(key: tuple[int, int], count: int, size: int) -> NDArray[np.int64]:
-    """Positions drawn with replacement, int64[count]."""
-    words = np.empty(count, np.uint32)
-    _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), 0, words)
-    return (words * np.float64(size / 2**32)).astype(np.int64)
 
 
 @lru_cache(maxsize=64)
@@ -218,11 +190,11 @@ class WholeChoice(Nearest):
         """The grid's choice as it arrives, and its bits."""
         counted = parts.coder.count(chosen, state.size, parts.grid, state)
         lengths = counted.lengths or parts.coder.lengths(counted)
-        return cast("Choice", parts.grid).arrived(chosen, state.size), lengths
+        return cast("Subset", parts.grid).arrived(chosen, state.size), lengths
 
     def prepare(self, parts: Parts, state: State, pieces: Pieces, key: tuple[int, int]) -> State:
         """Store positions and decoded values of the choice, and the bits that it takes."""
-        chosen = cast("Choice", parts.grid).over(pieces, state.size, key)
+        chosen = cast("Subset", parts.grid).over(pieces, state.size, key)
         found, lengths = self.sent(parts, state, chosen, key)
         return state.with_arrays(chosen=found.positions, values=found.values, coded=np.array(lengths))
 
@@ -371,7 +343,7 @@ class Seeded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RandomChoice(Choice):
+class RandomChoice(Subset):
     """Zero, and k values drawn without replacement. Their positions follow from a seed of 32 bits."""
 
     deterministic = False
@@ -400,9 +372,6 @@ class RandomChoice(Choice):
         seed = key[1] & 0xFFFFFFFF
         places = self.chosen(seed, size)
         return Seeded(seed, *Kept.of(pieces, size, lambda x, start: within(places, start, x.size))[:2])
-
-    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Seeded:
-        return self.over(lambda: iter([(state, v.x)]), v.x.size, key)
 
     def arrived(self, symbols: Seeded, size: int) -> Kept:
         values = symbols.values
@@ -483,7 +452,7 @@ class Signs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NearPeaks(Choice):
+class NearPeaks(Subset):
     """Zero, and one magnitude with the signs of values near their bin's largest; needs a residual."""
 
     unbiased = False
@@ -504,9 +473,6 @@ class NearPeaks(Choice):
             start += x.size
         scale = np.float32(total / max(1, -(-size // self.bin_size)))
         return Signs(float(scale), np.concatenate(numbers), size)
-
-    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Signs:
-        return self.over(lambda: iter([(state, v.x)]), v.x.size, key)
 
     def arrived(self, symbols: Signs, size: int) -> Kept:
         scale = np.float32(symbols.scale)
@@ -589,10 +555,8 @@ class WarmingUp(LargestOfChunks):
         return max(self.ratio, _FIRST ** (1 + _STAGES * step // self.warmup))
 
     def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
-        return self.at(next(pieces())[0]).over(pieces, size, key)
-
-    def at(self, state: State) -> Largest:
-        return LargestOfChunks(self.ratio_at(int(state.arrays["step"])), self.chunk)
+        step = int(next(pieces())[0].arrays["step"])
+        return LargestOfChunks(self.ratio_at(step), self.chunk).over(pieces, size, key)
 
 
 def kept(ratio: float, size: int) -> int:
@@ -634,6 +598,8 @@ def largest_of(
         ranks = ranked(x)
         # Without ties, of equal ranks those before come first.
         found = np.flatnonzero(ranks >= limit + (not ties)) if limit else best(ranks)
+        if x.size == size:
+            return Kept(found, x[found], size)
         waiting.append((start + found, x[found]))
         start += x.size
         if start == size or sum(len(some) for some, _ in waiting) > 2 * count + BLOCK:

@@ -118,14 +118,15 @@ class State:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> State:
-        """Undo :meth:`to_arrays`; array-likes of other libraries are accepted.
+        """Undo :meth:`to_arrays`; array-likes of other libraries, of the same types and any byte order, are accepted.
 
         Raises:
             ValueError: there is no entry ``size``.
         """
         if "size" not in arrays:
             raise ValueError("codec state: no entry 'size'; pass what State.to_arrays() returned")
-        rest = {name: np.asarray(value) for name, value in arrays.items() if name not in ("size", "shape")}
+        plain = {name: np.asarray(value) for name, value in arrays.items() if name not in ("size", "shape")}
+        rest = {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in plain.items()}
         shape = tuple(np.asarray(arrays["shape"]).tolist()) if "shape" in arrays else None
         return cls(int(np.asarray(arrays["size"])), rest, shape)
 

@@ -115,3 +115,9 @@ def test_every_command_without_torch(installed, tmp_path, monkeypatch):
             assert (code, out, err) == (2, "", refused[line]), line
         else:
             assert (code, bool(out), "Traceback" in err) == (0, True, False), (line, out, err)
+
+
+def test_packages_of_codecs_and_experiments_need_this_one_by_its_name_on_the_index():
+    for place in ("samples/my_codec", "experiments"):
+        needed = tomllib.loads((ROOT / place / "pyproject.toml").read_text())["project"]["dependencies"]
+        assert [one.partition("[")[0] for one in needed] == [PROJECT["project"]["name"]]

@@ -12,6 +12,7 @@ import gtrace
 from gtrace import testing
 from gtrace.codecs import parse_spec, wrapper_names
 from gtrace.errors import UsageError
+from gtrace.types import State
 
 #: edges of parameters beside the usual configurations
 _EDGES = """
@@ -194,3 +195,12 @@ def test_encode_refuses_what_it_cannot_take(size, values, message):
     c = gtrace.codec("qsgd")
     with pytest.raises(UsageError, match=message):
         c.encode(c.init(size), values, (1, 2))
+
+
+def test_a_state_from_another_machine_sends_the_same():
+    c = gtrace.codec("ef:alq:bits=3")
+    state, _ = testing.fitted(c, HEAVY)
+    kept = c.update(state, HEAVY, np.zeros_like(HEAVY)).to_arrays()
+    swapped = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in kept.items()}
+    found, other = (c.encode(State.from_arrays(arrays), HEAVY, (1, 2)) for arrays in (kept, swapped))
+    assert found == other

@@ -103,12 +103,6 @@ def bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float
     return out
 
 
-def dead_values(scales: NDArray[np.float32], bucket: int, size: int) -> int:
-    """Number of values in buckets with norm zero, of ``size`` values."""
-    zero = np.flatnonzero(scales == 0)
-    return int(np.sum(np.minimum((zero + 1) * bucket, size) - zero * bucket)) if zero.size else 0
-
-
 class Blocks:
     """Cuts arrays that arrive together in parts into blocks of a ``length``, whatever the parts' lengths.
 
@@ -328,7 +322,8 @@ class BinTable:
             start = stop
             if self.size % _norms.BLOCK == 0:
                 self._fold()
-        self.dead += dead_values(self.scales, bucket, x.size)
+        zero = bucket * np.flatnonzero(self.scales == 0)
+        self.dead += int(np.sum(np.minimum(zero + bucket, x.size) - zero))
         self.buckets = self.scales.size if self._bucket is None else self.buckets + self.scales.size
 
     def _fold(self) -> None:

@@ -99,8 +99,10 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
         factor or 0.0,
         sketch.rows.size,
     )
-    planes = b"".join(_planes(column.astype(kind)) for column, kind in zip(columns, _kinds(flags), strict=True))
-    body = header + zlib.compress(planes, 6)
+    # Bytes of a column are grouped by significance: neighbors are similar and deflate well.
+    stored = [column.astype(kind) for column, kind in zip(columns, _kinds(flags), strict=True)]
+    planes = [column.view(np.uint8).reshape(-1, column.itemsize).T.tobytes() for column in stored]
+    body = header + zlib.compress(b"".join(planes), 6)
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
@@ -169,11 +171,6 @@ def _one_scale(sketch: MomentSketch) -> float | None:
     factor = weight / count
     same = np.allclose(sketch.sums[:, 3:], factor * sketch.sums[:, :3], rtol=1e-12, atol=0.0)
     return factor if same else None
-
-
-def _planes(column: NDArray[np.generic]) -> bytes:
-    """Bytes of a column grouped by significance: neighbors are similar and deflate well."""
-    return np.ascontiguousarray(column.view(np.uint8).reshape(column.size, column.itemsize).T).tobytes()
 
 
 def _columns(data: memoryview, kinds: tuple[DTypeLike, ...], bins: int) -> list[NDArray[np.float64]]:

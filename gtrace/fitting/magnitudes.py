@@ -39,15 +39,6 @@ def _normal_density(z: Floats) -> Floats:
     return np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
 
 
-def _laplace_cdf(z: Floats) -> Floats:
-    tail = 0.5 * np.exp(-np.abs(z))
-    return np.where(z < 0, tail, 1 - tail)
-
-
-def _laplace_quantile(p: Floats) -> Floats:
-    return np.where(p < 0.5, np.log(2 * p), -np.log(2 * (1 - p)))
-
-
 @dataclass(frozen=True, slots=True)
 class _Standard:
     """A law with location 0 and scale 1: distribution function, quantiles, density."""
@@ -65,7 +56,11 @@ _NORMAL: tuple[Function, Function, Function] = (
     lambda p: sp.special.ndtri(p),  # noqa: PLW0108
     _normal_density,
 )
-_LAPLACE = (_laplace_cdf, _laplace_quantile, lambda z: 0.5 * np.exp(-np.abs(z)))
+_LAPLACE: tuple[Function, Function, Function] = (
+    lambda z: np.where(z < 0, 0.5 * np.exp(-np.abs(z)), 1 - 0.5 * np.exp(-np.abs(z))),
+    lambda p: np.where(p < 0.5, np.log(2 * p), -np.log(2 * (1 - p))),
+    lambda z: 0.5 * np.exp(-np.abs(z)),
+)
 _STANDARDS = {
     "lognormal": _Standard(*_NORMAL, logarithmic=True),
     "normal": _Standard(*_NORMAL),

@@ -421,7 +421,10 @@ def solve(points: Points, counts: Sequence[int]) -> list[Solution]:
 def _search(points: Points, counts: Ints) -> dict[int, Solution]:
     """The searches of :func:`solve`, for counts below the number of distinct points."""
     x, low, high, exponent = _scaled(points.x, points.low, points.high)
-    w, weight_exponent = _scaled_weights(points.w)
+    w, weight_exponent = points.w, 0
+    if w.size and not _kernels.SMALL < w.max() < _kernels.LARGE:
+        weight_exponent = int(np.frexp(w.max())[1])
+        w = np.ldexp(w, -weight_exponent)
     places, sizes, costs = np.empty(counts.sum(), np.int64), np.empty_like(counts), np.empty((counts.size, 2))
     few, per_level = _kernels.FEW, _kernels.CELLS_PER_LEVEL
     _kernels.search_sets(x, w, low, high, counts, few, per_level, places, sizes, costs)
@@ -452,10 +455,3 @@ def _scaled(x: NDArray[np.floating], low: float, high: float) -> tuple[NDArray[n
     exponent = int(np.frexp(most if most >= _kernels.LARGE else high - low)[1])
     scaled = np.ldexp(x.astype(np.float64), -exponent)
     return scaled, float(np.ldexp(low, -exponent)), float(np.ldexp(high, -exponent)), exponent
-
-
-def _scaled_weights(w: Floats) -> tuple[Floats, int]:
-    if w.size == 0 or _kernels.SMALL < w.max() < _kernels.LARGE:
-        return w, 0
-    exponent = int(np.frexp(w.max())[1])
-    return np.ldexp(w, -exponent), exponent

@@ -117,11 +117,8 @@ def noise_of_steps(pieces: Iterable[Sequence[NDArray[np.float32]]]) -> Noise:
         pieces: the same piece of each of the three gradients, one after the other, float32 arrays of one length each.
             How long they are does not matter to the last bit.
     """
-    blocks, sums = Blocks(), np.zeros(THREE)
-    for piece in pieces:
-        for first, middle, last in blocks.add(*piece):
-            three_sums(first, middle, last, sums)
-    for first, middle, last in blocks.rest():
+    sums = np.zeros(THREE)
+    for first, middle, last in Blocks.of(map(tuple, pieces)):
         three_sums(first, middle, last, sums)
     return noise_of_sums(sums)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.buckets import Blocks, TensorSums
 from gtrace.codecs.base import Averaged, EncodedPart, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import UNITS, saturating
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.buckets import TensorSums
     from gtrace.codecs.base import Pieces, Rounds
     from gtrace.codecs.parts import Values
 
@@ -196,29 +196,20 @@ def _given(kept: State, x: Values) -> Values:
     return saturating(x, kept.arrays["residual"]) if "residual" in kept.arrays else x
 
 
-def _blocks(pieces: Iterable[Values], rows: int, columns: int) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """A matrix that arrives in pieces, in fixed blocks of its rows; a block holds until the next one is asked for."""
-    first, filled = 0, 0
-    block = np.zeros((min(rows, max(1, BLOCK // columns)), columns))
-    for x in pieces:
-        at = 0
-        while at < x.size:
-            take = min(block.size - filled, x.size - at)
-            block.reshape(-1)[filled : filled + take] = x[at : at + take]
-            at, filled = at + take, filled + take
-            if filled == block.size:
-                yield slice(first, first + len(block)), block
-                first, filled = first + len(block), 0
-    block.reshape(-1)[filled:] = 0
-    for start in range(first, rows, len(block)):
-        yield slice(start, min(rows, start + len(block))), block[: rows - start]
-        block[:] = 0
+def _blocks(pieces: Iterable[Values], columns: int) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """A matrix that arrives in pieces, in fixed blocks of its rows, the last of them filled up with zeros."""
+    first, each = 0, max(1, BLOCK // columns)
+    for (values,) in Blocks.of(zip(pieces), each * columns):
+        block = np.zeros((-(-values.size // columns), columns))
+        block.reshape(-1)[: values.size] = values
+        yield slice(first, first + len(block)), block
+        first += len(block)
 
 
 def _times(pieces: Iterable[Values], rows: int, q: Values) -> Values:
     """M Q: float32[rows, rank]."""
-    p = np.empty((rows, q.shape[1]))
-    for where, block in _blocks(pieces, rows, len(q)):
+    p = np.zeros((rows, q.shape[1]))
+    for where, block in _blocks(pieces, len(q)):
         p[where] = block @ q
     return _narrowed(p)
 
@@ -226,7 +217,7 @@ def _times(pieces: Iterable[Values], rows: int, q: Values) -> Values:
 def _transposed_times(pieces: Iterable[Values], p: NDArray[np.float64], columns: int) -> Values:
     """M' P: float32[columns, rank]."""
     q = np.zeros((columns, p.shape[1]))
-    for where, block in _blocks(pieces, len(p), columns):
+    for where, block in _blocks(pieces, columns):
         q += block.T @ p[where]
     return _narrowed(q)
 

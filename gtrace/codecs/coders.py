@@ -148,7 +148,7 @@ class SharedCode(Coder):
         """Bits of symbols with these counts, in the code of this state."""
         elias = self.elias(tallies.size)
         if elias is not None:
-            return int(tallies @ elias.symbol_bits)
+            return int(elias.expected_bits(tallies))
         lengths = state.arrays.get("lengths")
         if lengths is not None:
             return int(tallies @ lengths.astype(np.int64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -127,22 +127,16 @@ class EliasCode:
     def expected_bits(self, probabilities: ArrayLike) -> float:
         """Mean bits per symbol when symbol k = 0, 1, ... has probability ``probabilities[k]`` (float64[m]).
 
+        Counts instead of probabilities give the bits of all.
+
         Infinite when a symbol without a code has a positive probability.
         """
         p = np.asarray(probabilities, np.float64)
         if not self.signed and (p[: self.origin] > 0).any():
             return float("inf")
-        return float(p @ self._lengths(p.size))
-
-    @cached_property
-    def symbol_bits(self) -> NDArray[np.int64]:
-        """Length of each symbol's code, int64[symbols]; for a code with ``symbols`` and both signs."""
-        return self._lengths(self.symbols or 0)
-
-    def _lengths(self, count: int) -> NDArray[np.int64]:
-        away = np.arange(count) - self.origin
+        away = np.arange(p.size) - self.origin
         integers = np.where(away < 0, -2 * away, 2 * away + 1) if self.signed else np.maximum(away, 0) + 1
-        return _tables(self.kind).by_length[np.frexp(integers.astype(np.float64))[1]]
+        return float(p @ _tables(self.kind).by_length[np.frexp(integers.astype(np.float64))[1]])
 
     def encode(self, values: ArrayLike) -> bytes:
         """Encode integers; the last byte is padded with zeros.

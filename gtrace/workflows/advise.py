@@ -24,7 +24,8 @@ from gtrace.planning import Budget, Plan, curves_of, make_plan, save_plan
 from gtrace.report.analysis.savings import PAYLOADS, Savings, savings_of_sweep
 from gtrace.report.files import write_report
 from gtrace.report.inputs import Asked, make_report
-from gtrace.report.verdict import candidates_of, choose, verdict_of
+from gtrace.report.names import count
+from gtrace.report.verdict import PLAIN, candidates_of, choose, verdict_of
 from gtrace.sweep import SweepResult, run_sweep
 from gtrace.sweep.quick import BITS, quick_steps
 from gtrace.sweep.run import expand
@@ -54,7 +55,6 @@ _START, _GRACE = 600.0, 5.0
 _SPEEDS = 17
 #: link speeds that differ by less are the same
 _SAME_SPEED = 1.01
-_PLAIN = ("none", "bf16", "fp16")
 _CHILD = "import sys; from gtrace.capture.probe import run_probe; sys.exit(run_probe(sys.argv[1]))"
 
 
@@ -183,7 +183,7 @@ def advise(
         timings = _recorded(opened) if is_trace else timings
     cluster = _cluster(settings, timings)
     codecs = expand(METHODS, {"bits": list(BITS)})
-    with stage("sweep", f"sweep: {len(codecs)} configurations on {len(chosen)} steps"):
+    with stage("sweep", f"sweep: {len(codecs)} configurations on {count(len(chosen), 'step')}"):
         result = _sweep(trace, codecs, chosen, folder / SWEEP)
     with stage("report", "verdict"):
         workers = None if cluster is None else cluster.ranks
@@ -311,7 +311,7 @@ def _recorded(trace: Trace) -> ProbeTimings:
     times = StepTimes.of(trace.attrs)
     if times.step is not None:
         return ProbeTimings(times.step, times.backward, times.steps, ranks=1 if times.exposed else times.ranks)
-    scalars = trace.scalars(**trace.streams[0]._asdict())
+    scalars = trace.scalars(**trace.streams[0]._asdict()) if trace.streams else {}
     if "time" not in scalars:
         return ProbeTimings()
     passed = np.diff(scalars["time"])[np.diff(scalars["step"]) == 1]
@@ -320,7 +320,6 @@ def _recorded(trace: Trace) -> ProbeTimings:
 
 
 def _cluster(settings: AdviseSettings, timings: ProbeTimings) -> Cluster | None:
-    """The user's cluster, with the step time that was measured unless one is given."""
     if settings.cluster is None or settings.cluster.step_time is not None:
         return settings.cluster
     if timings.step is None:
@@ -342,16 +341,17 @@ def _best_codec(analysis: SweepAnalysis, savings: Savings | None) -> str | None:
     """The recommended codec; if it is not to compress, the best one by the same rule, else the best at about 4 bits."""
     choice = choose(candidates_of(analysis, savings), network=savings is not None)
     for one in (choice.chosen, choice.best):
-        if one is not None and one.method not in _PLAIN:
+        if one is not None and one.method not in PLAIN:
             return one.codec
-    found = [c for c in analysis.configurations if c.method not in _PLAIN and np.isfinite(c.bits) and not c.partial]
+    known = [c for c in analysis.configurations if np.isfinite(c.bits * c.error) and not c.partial]
+    found = [c for c in known if c.method not in PLAIN]
     return min(found, key=lambda c: (abs(c.bits - 4) > 1, c.error)).spec if found else None
 
 
 def _plan(result: SweepResult, analysis: SweepAnalysis, codec: str, name: str) -> Plan:
     bits = next(c.bits for c in analysis.configurations if c.spec == codec)
     curves = curves_of(result)
-    curves = curves.only([spec for spec in curves.codecs if spec not in _PLAIN or spec == "none"])
+    curves = curves.only([spec for spec in curves.codecs if spec not in PLAIN or spec == "none"])
     about = {key: result.provenance.get(key, "") for key in ("trace", "trace_fingerprint")}
     return make_plan(curves, Budget("bits", bits, f"{bits:.4g} bits"), name=name, provenance=about)
 
@@ -359,19 +359,11 @@ def _plan(result: SweepResult, analysis: SweepAnalysis, codec: str, name: str) -
 def _options(
     analysis: SweepAnalysis, cluster: Cluster | None, savings: Savings | None, codec: str | None, plan: Plan | None
 ) -> Iterator[AdviceOption]:
-    found = {c.spec: c for c in analysis.configurations}
-
-    def seconds(spec: str) -> float:
-        if savings is None:
-            return np.nan
-        plain = {row.spec: row.step.seconds for row in savings.plain}
-        best = savings.best(spec)
-        return plain.get(spec, np.nan if best is None else best.step.seconds)
-
-    yield AdviceOption("float32", 32.0, 0.0, seconds("none"))
-    yield AdviceOption("bf16", 16.0, found["bf16"].error if "bf16" in found else np.nan, seconds("bf16"))
+    found = {one.codec: one for one in candidates_of(analysis, savings)}
+    yield AdviceOption("float32", 32.0, 0.0, found["none"].seconds)
+    yield AdviceOption("bf16", 16.0, found["bf16"].error, found["bf16"].seconds)
     if codec is not None:
-        yield AdviceOption(codec, found[codec].bits, found[codec].error, seconds(codec))
+        yield AdviceOption(codec, found[codec].bits, found[codec].error, found[codec].seconds)
     if plan is not None:
         rows = {row.tensor: row for row in plan.tensors}
         unbiased = all(build_codec(row.codec).unbiased for row in plan.tensors)

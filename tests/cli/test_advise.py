@@ -14,7 +14,7 @@ import torch.distributed as dist
 from helpers_capture import environment, run_gtrace
 from torch.nn.parallel import DistributedDataParallel
 
-from gtrace import open_trace
+from gtrace import create_trace, open_trace
 from gtrace.cli.advise import paste
 from gtrace.planning import load_plan
 from gtrace.report.section import Verdict
@@ -91,6 +91,7 @@ def test_with_force_only_its_own_files_are_written_to_a_folder(advised, succeed,
     [
         ("-o full train.py", 4, "full: holds something else and was left untouched"),
         ("--force -o full/mine train.py", 4, "full/mine: is a file and was left untouched"),
+        ("empty.zarr", 3, "the trace is empty"),
         ("train.py 3 9", 5, "train.py failed with exit code 9"),
         ("full", 2, "full: is a folder without a __main__.py"),
         ("run.sweep.db", 2, "run.sweep.db: is not a Python script"),
@@ -101,6 +102,7 @@ def test_what_cannot_be_advised_on(call, folder, words, code, said):
     (folder / "full").mkdir()
     (folder / "full" / "mine").write_text("mine")
     (folder / "run.sweep.db").write_text("import os; os.abort()")
+    create_trace(folder / "empty.zarr").close()
     done = call(f"advise {words}")
     assert done.returncode == code, done.stderr
     assert said in done.stderr

@@ -44,6 +44,29 @@ def test_bits_are_summed_per_worker_and_read_off_at_the_tests():
     assert any(note.startswith("Diverged: q") for note in ended.notes)
 
 
+def test_a_run_that_blew_up_has_not_reached_what_it_was_at_before():
+    """Its last finite test loss may be the lowest of all."""
+    log = [STUDY]
+    for run, loss in (("none", 2.0), ("a", 2.1), ("b", 2.2), ("c", None)):
+        tests = [{"type": "eval", "run": run, "seed": 0, "step": k, "loss": x} for k, x in ((2, 1.0), (3, loss))]
+        steps = [*(step(run, k) for k in range(3)), step(run, 3, None if loss is None else 1.0)]
+        log += [*steps, *tests, {"type": "end", "run": run, "seed": 0, "diverged": loss is None}]
+    said = runs_verdict(analyze_runs(log))
+    assert said[0].endswith("uncompressed (1 seed), best first: a +0.1 and b +0.2; diverged: c (1 of 1 seed).")
+    assert said[3].startswith("Trained with c on 4 workers: diverged: no finite loss after step 2; uncompressed 2.00")
+    again = [record | {"seed": 1} for record in log[1:] if record["run"] in ("none", "a")]
+    again += [record | {"seed": 1, "run": "c"} for record in log[1:] if record["run"] == "b"]
+    said = runs_verdict(analyze_runs([*log, *again]))
+    assert "diverged: c (1 of 2 seeds)." in said[0]
+    assert said[3].startswith("Trained with c on 4 workers, 2 seeds, of which 1 diverged: test loss 2.20; against")
+    # Without tests, losses of training are compared, if there are any.
+    log = [
+        {**record, "loss": None} if record.get("step") == 3 else record for record in log if record["type"] != "eval"
+    ]
+    log = [record | {"diverged": True} if record["type"] == "end" else record for record in log]
+    assert "nan" not in " ".join(runs_verdict(analyze_runs(log)))
+
+
 def test_the_uncompressed_run_comes_first_and_is_paired_by_seed(tmp_path):
     log = write_runs(tmp_path / "a.jsonl", runs=("qsgd:bits=2", "none"), seeds=(0, 1), steps=40)
     analysis = analyze_runs(read_runlog(log))

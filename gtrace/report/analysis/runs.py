@@ -185,14 +185,19 @@ class LoggedRun:
         return last_known(self.accuracy)
 
     @property
+    def broken(self) -> bool:
+        """Whether it blew up: what was finite before is not what it reached."""
+        return self.diverged and len(self.loss) > 0 and not math.isfinite(self.loss[-1])
+
+    @property
     def final_eval_loss(self) -> float:
-        """The last test loss, NaN without one."""
-        return last_known(self.eval_loss)
+        """The last test loss, NaN without one and for a run that blew up."""
+        return math.nan if self.broken else last_known(self.eval_loss)
 
     @property
     def final_loss(self) -> float:
-        """Mean training loss of the last tenth of the steps; one mini-batch alone says little."""
-        known = self.loss[np.isfinite(self.loss)]
+        """Mean training loss of the last tenth of the steps; one mini-batch alone says little. NaN likewise."""
+        known = self.loss[np.isfinite(self.loss) & (not self.broken)]
         return float(known[-max(len(known) // 10, 1) :].mean()) if len(known) else math.nan
 
     @property
@@ -272,6 +277,11 @@ class SeedGroup:
     p_holm: float
     ratio: float
 
+    @property
+    def diverged(self) -> int:
+        """Seeds without a value."""
+        return len(self.values) - int(np.isfinite(self.values).sum())
+
 
 def seed_groups(runs: Sequence[LoggedRun]) -> tuple[SeedGroup, ...]:
     """Finished runs by codec, the uncompressed one first. Codecs without a finished run are left out.
@@ -346,8 +356,8 @@ class FinalLoss:
 
     @property
     def seen(self) -> bool:
-        """Whether there is anything to compare: the loss of both."""
-        return math.isfinite(self.baseline) and (math.isfinite(self.loss) or bool(self.went_wrong))
+        """Whether there is anything to compare: the loss of both, or what went wrong."""
+        return bool(self.went_wrong) or (math.isfinite(self.baseline) and math.isfinite(self.loss))
 
 
 def final_losses(runs: Sequence[LoggedRun], groups: Sequence[SeedGroup]) -> list[FinalLoss]:
@@ -533,7 +543,6 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
 
 
 def _world_size(study: Mapping[str, Any]) -> int:
-    """Processes that trained together, as the study says."""
     world = study.get("world_size")
     return max(world, 1) if isinstance(world, int) else 1
 
@@ -620,7 +629,7 @@ def _notes(runs: Sequence[LoggedRun], study: Mapping[str, Any], workers: int) ->
     unfinished = [f"{run.spec} (step {run.last_step})" for run in runs if not run.finished]
     if unfinished:
         yield f"Not finished: {', '.join(unfinished)}."
-    diverged = [run.spec for run in runs if run.diverged]
+    diverged = dict.fromkeys(run.spec for run in runs if run.diverged)
     if diverged:
         yield f"Diverged: {', '.join(diverged)}."
     seeds = {run.seed for run in runs}

@@ -249,6 +249,7 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
             by_loss = not any(
                 math.isfinite(x) for x in (run.final_accuracy, run.final_eval_loss, baseline.final_eval_loss)
             )
+            by_loss = by_loss and not (run.broken or baseline.broken)
             more = f" ({loss_difference(final_difference(run, baseline))})" if by_loss else ""
             parts.append(f"uncompressed {_reached(baseline, name=False)}{more}")
         if math.isfinite(run.ratio) and run.spec != BASELINE:
@@ -302,6 +303,7 @@ def seeds_verdict(log: RunLogAnalysis | RunPool) -> list[str]:
             continue
         spread = f" ± {metric_text(group.metric, group.deviation)}" if math.isfinite(group.deviation) else ""
         about = f"Trained with {group.spec} on {log.averaged}, {count(len(group.seeds), 'seed')}"
+        about += f", of which {group.diverged} diverged" if group.diverged else ""
         parts = [f"{about}: {group.metric} {metric_text(group.metric, group.mean)}{spread}"]
         if math.isfinite(group.difference.estimate):
             parts.append(f"against uncompressed {difference_text(group.metric, group.difference, group.p_holm)}")
@@ -324,7 +326,9 @@ def _leading(groups: Sequence[SeedGroup]) -> list[str]:
     named = [f"{group.spec} {_signed(metric, group.difference.estimate)}{unit}" for group in compared]
     seeds = max(len(group.seeds) for group in compared)
     about = f"{metric} against {metric_text(metric, baseline.mean)} uncompressed ({count(seeds, 'seed')})"
-    return [f"{about[:1].upper()}{about[1:]}, best first: {listed(named)}."]
+    lost = [f"{g.spec} ({g.diverged} of {count(len(g.seeds), 'seed')})" for g in groups if g.diverged]
+    diverged = f"; diverged: {listed(lost)}" if lost else ""
+    return [f"{about[:1].upper()}{about[1:]}, best first: {listed(named)}{diverged}."]
 
 
 def difference_text(metric: str, difference: Interval, p_holm: float) -> str:
@@ -379,7 +383,7 @@ def comparison_lines(compared: Sequence[FinalLoss], own_seed: bool) -> list[str]
 
 def _final_loss(one: FinalLoss) -> str:
     if one.went_wrong:
-        return f"{one.went_wrong}; uncompressed {number(one.baseline, 4)}"
+        return one.went_wrong + (f"; uncompressed {number(one.baseline, 4)}" if math.isfinite(one.baseline) else "")
     digits = loss_digits(one.difference)
     fewer = f", with {number(one.ratio)} times fewer bits than float32" if math.isfinite(one.ratio) else ""
     return (

@@ -11,6 +11,7 @@ from gtrace.cli.console import echo, status_line, stdout_console
 from gtrace.cli.groups import complete_spec
 from gtrace.cli.options import PLUGIN, Command, check_output, load_plugins, options, print_json
 from gtrace.errors import UsageError
+from gtrace.report.names import literal
 from gtrace.settings import option
 
 
@@ -53,7 +54,7 @@ def bench(settings: _BenchSettings, codecs: tuple[str, ...]) -> None:
     from gtrace.codecs import split_specs
     from gtrace.codecs.plugins import load_plugin
     from gtrace.report.files import put
-    from gtrace.report.text import LATEX_PREAMBLE, latex_comment, latex_table, markdown_table
+    from gtrace.report.text import LATEX_PREAMBLE, latex_table, markdown_table
     from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, run_bench
 
     specs = []
@@ -68,7 +69,7 @@ def bench(settings: _BenchSettings, codecs: tuple[str, ...]) -> None:
             text += [line for table in tables for line in markdown_table(table)]
             text += [f"{line}\n" for line in lines]
         else:
-            text = [LATEX_PREAMBLE, *map(latex_comment, lines)]
+            text = [LATEX_PREAMBLE, *(f"% {literal(line)}" for line in lines)]
             text += [line for table in tables for line in ("", *latex_table(table))]
         put(path, ("\n".join(text).rstrip("\n") + "\n").encode())
     if settings.as_json:

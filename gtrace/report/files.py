@@ -98,8 +98,8 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
     """Write a report as the suffix of ``output`` says: a page, tables of any kind, or a folder with everything.
 
     A folder gets the page, the tables as Markdown, LaTeX, JSON lines and CSV (``configurations.csv``, ``groups.csv``,
-    ``runs.csv``, those that there are), and every figure as PNG, SVG and PDF. Nothing is written when anything would be
-    overwritten that may not be, and every file appears whole or not at all.
+    ``runs.csv``, ``savings.csv``, those that there are), and every figure as PNG, SVG and PDF. Nothing is written when
+    anything would be overwritten that may not be, and every file appears whole or not at all.
 
     Returns:
         The files, the page or table first.
@@ -260,8 +260,8 @@ def to_json_lines(report: Report) -> str:
     """One JSON object a line; ``record`` says what it is and ``results`` where it is from. Missing numbers are null.
 
     Records: ``verdict``, ``configuration``, ``equal_bits``, ``comparison``, ``bd_rate``, ``phase``, ``layer``,
-    ``layer_choice``, ``group``, ``pair``, ``side_by_side``, ``run``, ``seeds``, ``pooled_seeds``, ``saving``,
-    ``tensor``.
+    ``layer_choice``, ``rotation``, ``group``, ``pair``, ``side_by_side``, ``run``, ``seeds``, ``pooled_seeds``,
+    ``saving``, ``tensor``, ``plan``, ``planned``.
     """
     return "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in all_records(report))
 

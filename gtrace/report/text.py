@@ -287,7 +287,7 @@ def markdown_table(table: Table) -> list[str]:
     rows = [[markdown_text(column.heading) for column in table.columns]]
     rows.append(["---:" if column.numeric else "---" for column in table.columns])
     rows += [[_marked(cell, markdown_text, "**{}**") for cell in row] for row in table.rows]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in rows] if table.rows else [markdown_text(table.empty)]
     return [f"### {markdown_text(table.title)}", "", *lines, "", *_notes(table.notes)]
 
 
@@ -342,18 +342,13 @@ def latex_text(value: object) -> str:
 
 def to_latex(report: Report) -> str:
     """Every table of the report; verdicts and notes as comments and small print."""
-    lines = [LATEX_PREAMBLE, latex_comment(report.title)]
+    lines = [LATEX_PREAMBLE, f"% {literal(report.title)}"]
     for section in (one for whole in sections(report) for one in whole.with_parts):
         lines += ["", f"% {literal(section.heading)}", *(f"% {literal(sentence)}" for sentence in section.sentences)]
         lines += [f"% note: {literal(note)}" for note in (*section.notes, *section.warnings)]
         for table in section.tables:
             lines += ["", *latex_table(table, section.heading)]
     return "\n".join(lines) + "\n"
-
-
-def latex_comment(text: str) -> str:
-    """A line that LaTeX leaves out."""
-    return f"% {literal(text)}"
 
 
 def latex_table(table: Table, where: str = "") -> list[str]:
@@ -367,8 +362,9 @@ def latex_table(table: Table, where: str = "") -> list[str]:
         return [f"% {literal(table.title)}: {literal(table.empty)}"]
     head = [r"\toprule", heading, r"\midrule"]
     if len(rows) > _FLOAT_ROWS:
-        first = [rf"\begin{{longtable}}{{{spec}}}", caption + r" \\", *head]
-        return [*first, r"\endhead", r"\bottomrule", r"\endfoot", *rows, r"\end{longtable}", *notes]
+        # The caption is on its first page alone, and the notes' size ends with them.
+        first = [rf"\begin{{longtable}}{{{spec}}}", caption + r" \\", *head, r"\endfirsthead", *head, r"\endhead"]
+        return [*first, r"\bottomrule", r"\endfoot", *rows, r"\end{longtable}", "{", *notes, r"\par}"]
     first = [r"\begin{table}[htbp]", r"\centering\small", caption, rf"\begin{{tabular}}{{{spec}}}", *head]
     return [*first, *rows, r"\bottomrule", r"\end{tabular}", *notes, r"\end{table}"]
 

@@ -19,8 +19,18 @@ from gtrace.report.files import all_records, plain, to_csv, to_json, to_json_lin
 from gtrace.report.html import to_html
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import energy_share, literal, number
+from gtrace.report.section import Cell, Column, Table
 from gtrace.report.sections import sections
-from gtrace.report.text import MOST_LINES, latex_text, markdown_text, print_report, to_latex, to_markdown
+from gtrace.report.text import (
+    MOST_LINES,
+    latex_table,
+    latex_text,
+    markdown_table,
+    markdown_text,
+    print_report,
+    to_latex,
+    to_markdown,
+)
 
 
 def printed(report, width=120, encoding="utf-8", *, full=True, **console):
@@ -156,6 +166,18 @@ def test_every_row_of_latex_has_as_many_cells_as_its_table_has_columns(tmp_path)
         assert line.startswith("%") or not re.search(r"(?<!\\)(%|#|&(?! )|_)", line), line
         if line.endswith(r" \\") and not line.startswith(r"\caption"):
             assert line.count(" & ") == columns - 1, line
+
+
+def test_a_table_over_pages_has_one_caption_and_changes_no_size_after_it():
+    columns = (Column("a"), Column("b"))
+    table = Table("T", columns, ((Cell("1"), Cell("2")),) * 50, ("A note.",))
+    lines = latex_table(table)
+    head = lines.index(r"\endfirsthead")
+    assert lines[head + 1 : head + 4] == [r"\toprule", r"a & b \\", r"\midrule"]
+    assert sum(r"\caption" in line for line in lines[:head]) == sum(r"\caption" in line for line in lines) == 1
+    assert lines[lines.index(r"\end{longtable}") + 1 :] == ["{", r"\par\footnotesize A note.", r"\par}"]
+    # A table without rows says so in Markdown, too.
+    assert markdown_table(Table("T", columns, (), empty="No row.")) == ["### T", "", "No row.", ""]
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])

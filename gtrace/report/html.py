@@ -268,7 +268,6 @@ def _anchor(prefix: str, title: str) -> str:
 
 
 def _made_by(facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The command, the version and the seed of an input; None if none of them is known."""
     command, versions, seed = facts.get("command"), facts.get("versions"), facts.get("seed")
     if isinstance(command, list) and command:
         # The first word is where the program is on that machine.

@@ -117,11 +117,9 @@ def simplicity(method: str, setting: str) -> tuple[int, ...]:
 
 def candidates_of(analysis: SweepAnalysis, savings: Savings | None) -> list[Candidate]:
     """Every configuration of a sweep as the rule sees it, and float32 and bf16; arguments as of :func:`verdict_of`."""
-    # What was measured of float32 and bf16 needs no codec all the same.
-    plain = {} if savings is None else {row.spec: row for row in savings.plain}
 
     def seconds(spec: str) -> float:
-        row = plain.get(spec) or (None if savings is None else savings.best(spec))
+        row = None if savings is None else savings.best(spec)
         return math.nan if row is None else row.step.seconds
 
     found = []
@@ -181,7 +179,7 @@ def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
     """The verdict on a sweep; with step times on the user's network if there is one."""
     choice = choose(candidates_of(analysis, savings), network=savings is not None)
     confidence = _confidence(choice, analysis, savings)
-    chosen, plain = choice.chosen, {} if savings is None else {row.spec: row for row in savings.plain}
+    chosen = choice.chosen
     if choice.answer == "not measured":
         why = (
             "every gradient of this sweep is zero" if analysis.zero else "this sweep has no measured error of any codec"
@@ -190,7 +188,7 @@ def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
         return Verdict(choice.answer, sentence, "not measured", "not measured", confidence)
     if choice.answer == "nothing is safe" or chosen is None:
         limit = f"{SAFE_COST:.0%} of the batch" if analysis.safety.known else f"{ERROR_LIMIT:.0%} of gradient energy"
-        kept = "" if savings is None else f"; bf16 saves {_saved(plain['bf16'], plain['none'])}"
+        kept = "" if savings is None else f"; bf16 saves {_saved(*reversed(savings.plain))}"
         tried = {c.spec for c in analysis.configurations if c.method not in PLAIN}
         none = f"none of {len(tried)} configurations stays" if len(tried) > 1 else f"{listed(tried)} does not stay"
         sentence = f"don't compress: {none} below {limit}"
@@ -202,13 +200,11 @@ def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
         sentence += f" (too close to call: {listed([one.name for one in choice.close], 3)})"
     saves = f"{32 / chosen.bits:.1f}x fewer bytes than float32, {16 / chosen.bits:.1f}x than bf16"
     if savings is not None and (best := savings.best(chosen.codec)) is not None:
-        saves += f"; {_saved(best, plain['bf16'])} on {savings.cluster.ranks} ranks"
+        saves += f"; {_saved(best, savings.plain[1])} on {savings.cluster.ranks} ranks"
     workers = analysis.basis.workers
     averaged = f" after averaging {workers} workers" if workers > 1 else ""
-    error, judgement = (
-        f"{energy_share(chosen.error, 3)} of gradient energy{averaged}",
-        analysis.safety.judged.get(chosen.codec),
-    )
+    error = f"{energy_share(chosen.error, 3)} of gradient energy{averaged}"
+    judgement = analysis.safety.judged.get(chosen.codec)
     prediction = None if judgement is None else analysis.safety.record(judgement)
     costs = f"loses {error}; cost in batch size not measured"
     if judgement is not None and prediction is None:
@@ -230,9 +226,8 @@ def _uncompressed(choice: RuledChoice, chosen: Candidate, savings: Savings | Non
             # The column "pays below" of the savings has the same number.
             pays = f"; it pays below {rate_text(row.bandwidth, digits=3)}"
         sentence = f"don't compress: {name} is within {CLOSE:.0%} of the best codec here ({best.name}{pays})"
-    plain = None if savings is None else {row.spec: row for row in savings.plain}.get(chosen.method)
     saves = f"{32 / chosen.bits:.1f}x fewer bytes than float32" if chosen.bits < 32 else "nothing"
-    if plain is not None and savings is not None and chosen.bits < 32:
+    if savings is not None and (plain := savings.best(chosen.method)) is not None and chosen.bits < 32:
         saves += f"; {_saved(plain, savings.plain[0])}"
     unknown = "nothing" if chosen.method == "none" else "bf16's error is not measured here: add bf16 to --methods"
     if not math.isfinite(chosen.error):

@@ -104,7 +104,7 @@ def test_steps_count_by_the_training_that_they_stand_for():
     steps = (*range(50), *range(100, 2000, 100))
     analysis = swept(steps=steps, noise=0, shared=0, qsgd=lambda _, step: 0.5 if step < 50 else 2.0, nuqsgd=1.0)
     variances = {c.method: c.relative_variance for c in analysis.configurations if c.nominal_bits == 2}
-    share = analysis.step_weights[:50].sum()
+    share = analysis.single.weights[:50].sum()
     assert share < 0.1
     assert variances["nuqsgd"] < variances["qsgd"] == pytest.approx((share * 0.5 + (1 - share) * 2.0) / 16)
 

@@ -142,7 +142,6 @@ def _at(points: list[tuple[float, float, int]], target: float, widest: float) ->
 
 
 def _best_below(points: list[tuple[float, float, int]], target: float) -> AtBits | None:
-    """The configuration with the least error of those with fewer bits than the target."""
     best = min((p for p in points if p[0] < target), key=lambda p: (p[1], p[0]), default=None)
     return None if best is None else AtBits(target, best[1], "fewer", best[2], best[2], best[0])
 

@@ -106,9 +106,9 @@ class Savings:
     notes: tuple[str, ...]
 
     def best(self, spec: str) -> Saving | None:
-        """A codec with the exchange that makes its steps shortest; None where nothing is known of it."""
-        found = [row for row in self.rows if row.spec == spec]
-        return min(found, key=lambda row: row.step.seconds) if found else None
+        """A codec with the exchange that makes its steps shortest, or float32 or bf16; None if it is not known."""
+        found = [row for row in (*self.plain, *self.rows) if row.spec == spec]
+        return min(found, key=lambda row: row.step.seconds, default=None)
 
 
 def savings_of_sweep(analysis: SweepAnalysis, cluster: Cluster) -> Savings | None:
@@ -137,7 +137,7 @@ def _measured(analysis: SweepAnalysis) -> tuple[list[int], list[tuple[SentCodec,
     found = []
     for k, c in enumerate(analysis.configurations):
         if math.isfinite(c.bits) and c.method not in _PLAIN:
-            own = np.append(analysis.per_tensor_bits[k], math.nan)[at]
+            own = np.append(analysis.single.layer_bits[k], math.nan)[at]
             bits = np.where(np.isfinite(own), own, c.bits)
             found.append((SentCodec(c.spec, c.method, c.family, c.bits, c.relative_variance, c.pareto), bits))
     return list(elements.values()), found, notes

@@ -84,8 +84,6 @@ class SweepAnalysis:
         warnings: of the sweep itself.
         provenance: of the sweep.
         fits: levels and what they were fitted to, the largest tensor first; empty where no codec was fitted.
-        step_weights: (steps,) part of training that each step represents, adding up to 1.
-        per_tensor_bits: (configurations, tensors) measured bits per coordinate, NaN where not known.
         at_layers: (families, targets) errors of the mixes of ``Family.at``, geometric mean over layers.
         comparisons: the leader at each target against every other family there; see :class:`PairedComparison`.
         phases: thirds of training that have steps; empty for fewer than three steps.
@@ -121,8 +119,6 @@ class SweepAnalysis:
     warnings: tuple[str, ...]
     provenance: dict[str, Any]
     fits: tuple[TensorFit, ...]
-    step_weights: NDArray[np.float64]
-    per_tensor_bits: NDArray[np.float64]
     at_layers: NDArray[np.float64]
     comparisons: tuple[PairedComparison, ...]
     phases: tuple[Phase, ...]
@@ -368,8 +364,6 @@ def analyze(
         provenance=result.provenance,
         fits=read_fits(result),
         exchanges=exchanges_of(result),
-        step_weights=sums.weights,
-        per_tensor_bits=single.layer_bits,
         at_layers=_at_layers(ranked_steps, families, len(wanted)),
         comparisons=compare_families(ranked_steps, families, wanted),
         phases=_phases(sums, ranked_sums, order, families, wanted),

@@ -195,7 +195,7 @@ def layer_insight(analysis: SweepAnalysis, recommended: str | None = None) -> La
         return None
     options = list(place.values())
     sizes = analysis.elements
-    cost = analysis.per_tensor_bits[options].T * sizes[:, None]
+    cost = analysis.single.layer_bits[options].T * sizes[:, None]
     error = analysis.per_tensor[options].T * analysis.energy_share[:, None]
     curves = Curves(
         tensors=analysis.tensors,

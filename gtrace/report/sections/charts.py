@@ -247,7 +247,6 @@ def _named(log: RunLogAnalysis) -> list[tuple[LoggedRun, str, list[str]]]:
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The running mean of what is known, NaN elsewhere."""
     smooth = np.full(len(values), math.nan)
     known = np.isfinite(values)
     smooth[known] = running_mean(values[known], max(int(known.sum() * WINDOW), 1))

@@ -315,7 +315,7 @@ def _records(sweep: SweepAnalysis, whose: Record) -> Iterator[Record]:
         about = {"tensor": tensor, "elements": sweep.elements[t], "energy_share": sweep.energy_share[t]}
         about["best"] = sweep.layer_best[t] or None
         for i, spec in enumerate(specs):
-            numbers = {"relative_variance": sweep.per_tensor[i, t], "bits": sweep.per_tensor_bits[i, t]}
+            numbers = {"relative_variance": sweep.per_tensor[i, t], "bits": sweep.single.layer_bits[i, t]}
             yield {"record": "layer", **about, "spec": spec, **numbers}
     yield from ({"record": "layer_choice", **flat(choice)} for choice in sweep.layer_choices)
     yield from ({"record": "rotation", **row} for row in checks.rotation_rows(sweep.rotation))
@@ -341,7 +341,7 @@ def _json(analysis: SweepAnalysis) -> dict[str, Any]:
         "warnings": list(analysis.warnings),
         "provenance": analysis.provenance,
         "fits": [dataclasses.asdict(fit) for fit in analysis.fits],
-        "step_weights": analysis.step_weights,
+        "step_weights": analysis.single.weights,
         "averaged_over": averaged_over(analysis.provenance),
         "comparisons": [flat(c) for c in analysis.comparisons],
         "phases": [_phase_json(phase, analysis) for phase in analysis.phases],

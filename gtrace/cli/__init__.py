@@ -107,6 +107,7 @@ _REFUSALS = (
     dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), ("write", "free some space, or write somewhere else"))
     | dict.fromkeys((errno.EACCES, errno.EPERM), ("use it", "ask for the permission, or choose another place"))
     | {errno.EROFS: ("write", "choose another place"), errno.EIO: ("use it", "the disk or the network share fails")}
+    | {errno.ENAMETOOLONG: ("use it", "choose a shorter name")}
 )
 
 

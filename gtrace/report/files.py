@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import io
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,8 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
         figure = spec.draw()
         for suffix in FIGURE_KINDS:
             contents[output / f"{name}.{suffix}"] = figures.style.render(figure, suffix)
-    output.mkdir(exist_ok=True)
+    with _writing(output):
+        output.mkdir(exist_ok=True)
     for path, data in contents.items():
         put(path, data)
     return [*contents]
@@ -196,8 +198,14 @@ def check_page(path: Path, *, force: bool) -> None:
 
 def put(path: Path, data: bytes) -> None:
     """Write beside the place and move in, so that a reader never sees half a file."""
-    try:
+    with _writing(path):
         write_beside(str(path), data)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another -o") from None
 

@@ -90,6 +90,7 @@ def test_one_line(command, unprivileged, folder, capsys):
     [
         (PermissionError(13, "Permission denied", "a\x1b[2J"), "a\\x1b[2J: cannot use it (Permission denied)"),
         (OSError(122, "Disk quota exceeded"), "cannot write (Disk quota exceeded)"),
+        (OSError(36, "File name too long", "a.html"), "a.html: cannot use it (File name too long); choose a shorter"),
         (OSError(9, "Bad file descriptor"), None),
     ],
 )

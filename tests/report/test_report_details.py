@@ -1,5 +1,6 @@
 """What a sweep says beside its errors: levels that were fitted, and whether to rotate."""
 
+import dataclasses
 import json
 from xml.etree import ElementTree as ET
 
@@ -104,6 +105,9 @@ def test_the_closed_form_stands_for_what_was_not_swept():
     assert "1 of 3 tensors, with 33% of the gradient's energy: at 3 bits" in first
     assert "flat (3.2% with eden, 10% with qsgdinf)" in first
     assert "closed form" in last
+    # Of tensors that hold next to nothing, the whole gradient cannot show it.
+    tiny = [dataclasses.replace(one, energy=0.0 if one.tensor == "flat" else 0.5) for one in found.layers]
+    assert "Rotating these" not in " ".join(rotation_sentences(dataclasses.replace(found, layers=tuple(tiny))))
     none = rotation_sentences(rotation_of({"qsgdinf": {"peaked": PLAIN["peaked"]}}))
     assert none[0] == "Rotation pays on none of 1 tensor at 3 bits: leave it out."
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -267,6 +268,8 @@ def test_a_folder_gets_the_page_and_every_figure_or_nothing(tmp_path, small):
             path.unlink()
     with pytest.raises(OutputExistsError, match=r"layers\.svg"):
         write_report(small, folder)
+    with pytest.raises(UsageError, match="/proc/none: cannot be written"):
+        write_report(small, Path("/proc/none"))
     assert [p.name for p in folder.iterdir()] == ["layers.svg"]
 
 

@@ -13,6 +13,7 @@ from gtrace.costs import Cluster, Network
 from gtrace.noise import NoiseCosts, NoisePrediction
 from gtrace.report import analyze, answer
 from gtrace.report.analysis.safety import NOT_ASKED, NOT_MEASURED, outlook_of, verdict_on
+from gtrace.report.analysis.sweep import outlook_on
 from gtrace.report.files import to_json
 from gtrace.report.html import to_html
 from gtrace.report.inputs import Asked, make_report
@@ -267,3 +268,9 @@ def test_steps_without_an_interval_say_why():
     assert ratio_of_sums(-line, np.ones(40)).why == "the ratio is not positive"
     same = ratio_of_sums(0.5 * line, line)
     assert (same.low, same.high) == (0.5, 0.5)
+
+
+def test_a_trace_of_sketches_is_not_swept_again_for_nothing():
+    for attrs, why in (({"sketch": {"sketches": ["l2:64"]}}, "the trace holds sketches"), ({}, NOT_MEASURED)):
+        swept = result_of([row()], provenance={"trace_attrs": attrs})
+        assert outlook_on(swept, np.zeros(1, np.int64), math.nan, None).why.startswith(why)

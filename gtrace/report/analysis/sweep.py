@@ -50,6 +50,7 @@ from gtrace.report.names import listed
 from gtrace.report.statistics import bootstrap, thirds
 from gtrace.sweep.noise_cost import noise_costs
 from gtrace.trace.facts import OptimizerFacts, StepTimes
+from gtrace.trace.format import SKETCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -388,10 +389,13 @@ def outlook_on(
 
     Without a horizon it is the rest of the training; without workers, those of the run that was captured.
     """
-    length = OptimizerFacts.of(trace_attrs(result.provenance)).length
+    attrs, costs = trace_attrs(result.provenance), noise_costs(result)
+    if costs is None and attrs.get(SKETCH):
+        return Outlook("the trace holds sketches instead of gradients; sweep one that holds gradients")
+    length = OptimizerFacts.of(attrs).length
     left = None if length is None or not len(steps) or length <= steps[0] else length - int(steps[0])
     of = workers or workers_of(result.provenance)
-    return outlook_of(noise_costs(result), workers=of, batch=batch, horizon=horizon, left=left)
+    return outlook_of(costs, workers=of, batch=batch, horizon=horizon, left=left)
 
 
 def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:

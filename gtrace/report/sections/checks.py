@@ -272,10 +272,13 @@ def rotation_sentences(found: Rotation | None) -> list[str]:
     mixed = sum(layer.energy * min(layer.plain_error, layer.rotated_error) for layer in known)
     sentences = [
         f"Rotation pays on {len(gaining)} of {whole}, with {percent(held)} of the gradient's energy: at {at} the best "
-        f"codec that rotates loses {times} times less there. First: {names}.",
-        f"Rotating these alone, all tensors together lose {energy_share(mixed)} instead of {energy_share(without)} of "
-        "gradient energy at the same bits.",
+        f"codec that rotates loses {times} times less there. First: {names}."
     ]
+    if energy_share(mixed) != energy_share(without):
+        sentences.append(
+            f"Rotating these alone, all tensors together lose {energy_share(mixed)} instead of {energy_share(without)} "
+            "of gradient energy at the same bits."
+        )
     return sentences if found.measured else [*sentences, _CLOSED]
 
 

@@ -173,9 +173,10 @@ def _measured(records: Sequence[Mapping[str, Any]], name: str, first: float) -> 
 
 def _judge(found: Mapping[str, NDArray[np.float64]], excess: NDArray[np.float64]) -> list[Prediction]:
     """Correlations of float64[codecs, seeds], with the same resamples for all measures."""
-    means = {measure: _over_seeds(values) for measure, values in found.items()}
-    whys = {measure: _obstacle(values) for measure, values in means.items()}
-    draws = {measure: _resampled(found[measure], excess) for measure, why in whys.items() if not why}
+    means, losses = {measure: _over_seeds(values) for measure, values in found.items()}, _over_seeds(excess)
+    there = {measure: np.isfinite(values) & ~np.isnan(losses) for measure, values in means.items()}
+    whys = {measure: _obstacle(values[there[measure]], losses[there[measure]]) for measure, values in means.items()}
+    draws = {m: _resampled(found[m][there[m]], excess[there[m]]) for m, why in whys.items() if not why}
     # A resample of codecs that are all the same has no order, and no measure leads in it.
     most = np.max([np.where(np.isnan(drawn), -np.inf, drawn) for drawn in draws.values()], axis=0) if draws else 0.0
     out = []
@@ -183,8 +184,8 @@ def _judge(found: Mapping[str, NDArray[np.float64]], excess: NDArray[np.float64]
         if whys[measure]:
             out.append(Prediction(measure, values, Interval(math.nan, why=whys[measure])))
             continue
-        known, drawn = np.isfinite(values), draws[measure]
-        estimate = float(_spearman(values[known][None], _over_seeds(excess)[known][None])[0])
+        known, drawn = there[measure], draws[measure]
+        estimate = float(_spearman(values[known][None], losses[known][None])[0])
         tail = 50.0 * (1.0 - CONFIDENCE)
         low, high = np.nanpercentile(drawn, [tail, 100.0 - tail]).tolist()
         # Measures that order the codecs in the same way share a resample.
@@ -193,18 +194,17 @@ def _judge(found: Mapping[str, NDArray[np.float64]], excess: NDArray[np.float64]
     return out
 
 
-def _obstacle(values: NDArray[np.float64]) -> str:
+def _obstacle(values: NDArray[np.float64], losses: NDArray[np.float64]) -> str:
     """Why the order of codecs by a measure says nothing; empty if it does."""
-    known = values[np.isfinite(values)]
-    if known.size < FEWEST_CODECS:
-        return f"needs at least {FEWEST_CODECS} codecs; it was measured for {known.size}"
-    return "it is the same for all codecs" if np.all(known == known[0]) else ""
+    if values.size < FEWEST_CODECS:
+        return f"needs at least {FEWEST_CODECS} codecs with a final loss; it was measured for {values.size}"
+    if np.all(losses == losses[0]):
+        return "the final loss is the same for all codecs"
+    return "it is the same for all codecs" if np.all(values == values[0]) else ""
 
 
 def _resampled(values: NDArray[np.float64], excess: NDArray[np.float64]) -> NDArray[np.float64]:
     """float64[resamples], correlations over codecs drawn with replacement, and seeds within each."""
-    known = np.isfinite(_over_seeds(values))
-    values, excess = values[known], excess[known]
     # The same key for all measures: they differ by what they measure, not by the codecs drawn.
     rng = np.random.default_rng(Key.derive(0, tensor="compare", role="sample"))
     codecs, seeds = values.shape

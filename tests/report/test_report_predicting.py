@@ -91,3 +91,10 @@ def test_a_damaged_measurement_is_an_error_of_the_log(wrong):
 def test_numbers_that_cannot_be_are_left_out():
     huge = [record | {"w1": 10**400} if record["type"] == "measure" else record for record in study()]
     assert not predicted(huge)[1]["w1"].correlation.known
+
+
+def test_without_losses_to_compare_nothing_is_judged_and_the_reason_is_said():
+    # The uncompressed run has finished with another seed than all others, and it has diverged.
+    records = [r for r in study() if r["type"] != "end" or (r["seed"] == 2) == (r["run"] == "none")]
+    assert "5 codecs with a final loss; it was measured for 0)" in predicted(records)[0].sentence
+    assert "(the final loss is the same for all codecs)" in predicted(study(diverged=("none",)))[0].sentence

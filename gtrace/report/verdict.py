@@ -222,8 +222,8 @@ def _uncompressed(choice: RuledChoice, chosen: Candidate, savings: Savings | Non
         sentence = f"don't compress: no safe codec here is better than {name}"
     else:
         row, pays = None if savings is None else savings.best(best.codec), ""
-        if row is not None and 0 < row.bandwidth < math.inf:
-            # The column "pays below" of the savings has the same number.
+        # The column "pays below" has the same number. Where a codec gains more than its 1%, it would be no slower link.
+        if row is not None and savings is not None and 0 < row.bandwidth < savings.cluster.network.bandwidth:
             pays = f"; it pays below {rate_text(row.bandwidth, digits=3)}"
         sentence = f"don't compress: {name} is within {CLOSE:.0%} of the best codec here ({best.name}{pays})"
     saves = f"{32 / chosen.bits:.1f}x fewer bytes than float32" if chosen.bits < 32 else "nothing"

@@ -12,10 +12,12 @@ from helpers_trace import write_arrays
 import gtrace
 from gtrace.costs import Cluster, Network
 from gtrace.report import answer, load_report, to_html, to_json, to_markdown
+from gtrace.report.analysis.savings import savings_of_sweep
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.sections import sections
 from gtrace.report.verdict import CLOSE, ERROR_LIMIT, Candidate, candidates_of, choose, simplicity, verdict_of
+from gtrace.units import parse_bandwidth
 
 
 def candidate(name, bits, error=0.01, seconds=math.nan, within=True, setting=""):
@@ -124,6 +126,18 @@ def test_the_network_decides(swept, network, answer):
         assert pays in to_markdown(report).replace(said["recommendation"], "")
         # bf16 is measured already.
         assert next(sections(report)).following == ""
+
+
+def test_a_codec_pays_on_slower_networks_than_the_one_that_it_is_not_worth_it_on(swept):
+    (sweep,) = load_report([swept]).sweeps
+    kinds = set()
+    for speed in np.geomspace(1e7, 1e12, 60).tolist():
+        cluster = Cluster(Network(speed, 0.0), ranks=8, step_time=0.01)
+        said = verdict_of(sweep, savings_of_sweep(sweep, cluster)).recommendation
+        pays = re.search(r"it pays below (.*)\)$", said)
+        kinds.add("pays" if pays else "gains little" if "within 2%" in said else "compress")
+        assert pays is None or parse_bandwidth(pays[1], "") < 1.01 * speed, said
+    assert kinds == {"pays", "gains little", "compress"}
 
 
 @pytest.mark.parametrize(

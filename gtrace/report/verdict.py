@@ -289,4 +289,5 @@ def _over_training(chosen: Candidate, analysis: SweepAnalysis) -> str:
     if most <= 2 * least:
         return f" ({listed(means)} agree)"
     worst = max(means, key=lambda name: means[name])
-    return f" ({worst} steps lose {number(most / least, 2)} times as much as others)"
+    more = f"{number(most / least, 2)} times as much as others" if least > 0 else "most"
+    return f" ({worst} steps lose {more})"

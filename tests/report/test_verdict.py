@@ -128,6 +128,13 @@ def test_the_network_decides(swept, network, answer):
         assert next(sections(report)).following == ""
 
 
+def test_steps_without_any_error_are_no_divisor():
+    rows = [dict(row) for row in rows_of(("qsgd",), [6], ("w",), range(0, 60, 5))]
+    for row in rows:
+        row["squared_error"] = 0.01 * row["energy"] * (20 <= row["step"] < 40)
+    assert "12 steps, 1 tensor (middle steps lose most)" in verdict_of(analyze(result_of(rows)), None).confidence
+
+
 def test_a_codec_pays_on_slower_networks_than_the_one_that_it_is_not_worth_it_on(swept):
     (sweep,) = load_report([swept]).sweeps
     kinds = set()

@@ -1,5 +1,7 @@
 """The error of the average after exchanges, from traces of one rank and of several."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,8 @@ def test_a_sweep_keeps_exchanges_and_a_report_shows_them(folder, tmp_path, capsy
     assert [(one.codec, one.exchange) for one in found] == pairs
     (said,) = exchange_sentence(found)
     assert said.startswith(("Between 32 ranks fp:mxfp8 loses", "Between 32 ranks alq:bits=3 loses"))
+    # What loses nothing in an all-gather has no multiple of that.
+    assert exchange_sentence([one if one.exchange == "ring" else replace(one, error=0.0) for one in found]) == []
     table = exchange_table(found)
     assert [column.heading for column in table.columns] == ["codec", "ranks", "allgather", "ring"]
     assert called(*command, "tree", "-o", tmp_path / "other.db")[0] == 2

@@ -334,7 +334,8 @@ _MANY = 10.0
 def exchange_sentence(found: Sequence[ExchangeError]) -> list[str]:
     """What the worst exchange of the most ranks costs; nothing if no exchange was measured beside an all-gather."""
     most = max((one.ranks for one in found), default=0)
-    plain = {one.codec: one.error for one in found if one.ranks == most and one.exchange == "allgather"}
+    gathered = [one for one in found if one.ranks == most and one.exchange == "allgather"]
+    plain = {one.codec: one.error for one in gathered if one.error > 0}
     worse = [one for one in found if one.ranks == most and one.error > _MANY * plain.get(one.codec, math.inf)]
     worse = sorted(worse, key=lambda one: -one.error / plain[one.codec])
     if not worse:

@@ -59,12 +59,15 @@ def test_a_run_that_blew_up_has_not_reached_what_it_was_at_before():
     said = runs_verdict(analyze_runs([*log, *again]))
     assert "diverged: c (1 of 2 seeds)." in said[0]
     assert said[3].startswith("Trained with c on 4 workers, 2 seeds, of which 1 diverged: test loss 2.20; against")
-    # Without tests, losses of training are compared, if there are any.
+    # Without tests, losses of training are compared, if there are any; without any loss there is nothing to draw.
     log = [
         {**record, "loss": None} if record.get("step") == 3 else record for record in log if record["type"] != "eval"
     ]
     log = [record | {"diverged": True} if record["type"] == "end" else record for record in log]
     assert "nan" not in " ".join(runs_verdict(analyze_runs(log)))
+    unseen = analyze_runs([record | {"loss": None} for record in log])
+    assert "nan" not in " ".join(runs_verdict(unseen))
+    assert not [figure.name for figure in runs_section(unseen).figures if "training-over" in figure.name]
 
 
 def test_the_uncompressed_run_comes_first_and_is_paired_by_seed(tmp_path):

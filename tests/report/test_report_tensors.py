@@ -119,3 +119,9 @@ def test_nothing_is_said_if_nothing_is_gained():
     even = {name: float(n) for name, n in ELEMENTS.items()}
     for result in (swept(tensors=("head",)), swept(energy=even), swept(bias=0.5), result_of([])):
         assert layer_insight(analyze(result), SPEC) is None
+
+
+def test_groups_of_zeros_have_no_share_of_the_energy():
+    zeros = result_of([row(name, energy=0.0) for name in ("a", "b")])
+    said = to_markdown(make_report([zeros], asked=Asked(groups=["tensor"])))
+    assert "- a: 1 tensor, 1,000 elements, – of the energy." in said

@@ -460,7 +460,8 @@ def group_table(groups: Sequence[TensorGroup]) -> Table:
     about = {}
     for group in groups:
         tensors = count(len(group.tensors), "tensor")
-        about[group.name] = f"{tensors}, {group.elements:,} elements, {group.energy_share:.1%} of the energy"
+        share = value_cell(group.energy_share, ".1%").text
+        about[group.name] = f"{tensors}, {group.elements:,} elements, {share} of the energy"
         for c in group.analysis.configurations:
             if not math.isnan(c.error):
                 cells[group.name, c.spec] = Cell(number(c.error), number(c.bits), "best" if c.pareto else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -249,7 +249,7 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
             by_loss = not any(
                 math.isfinite(x) for x in (run.final_accuracy, run.final_eval_loss, baseline.final_eval_loss)
             )
-            by_loss = by_loss and not (run.broken or baseline.broken)
+            by_loss = by_loss and math.isfinite(run.final_loss - baseline.final_loss)
             more = f" ({loss_difference(final_difference(run, baseline))})" if by_loss else ""
             parts.append(f"uncompressed {_reached(baseline, name=False)}{more}")
         if math.isfinite(run.ratio) and run.spec != BASELINE:
@@ -366,7 +366,8 @@ def comparison_lines(compared: Sequence[FinalLoss], own_seed: bool) -> list[str]
         rows = [("codec", "final loss", "against none", "bits per value")]
         rows += [("none", number(compared[0].baseline, 4), "", "32")]
         for one in compared:
-            difference = "" if one.went_wrong else loss_difference(one.difference)
+            known = math.isfinite(one.difference.estimate) and not one.went_wrong
+            difference = loss_difference(one.difference) if known else ""
             rows.append((one.spec, one.went_wrong or number(one.loss, 4), difference, number(32 / one.ratio)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -411,28 +412,27 @@ def _reached(run: LoggedRun, *, name: bool = True) -> str:
 def run_figures(analysis: RunLogAnalysis) -> Iterator[FigureSpec]:
     """The figures of a run log that have something to show."""
     neural = analysis.neural
-    if any(len(run.steps) or len(run.eval_steps) for run in analysis.runs):
-        yield charts.charted(
-            "training-over-steps",
-            "Training against steps",
-            "Running mean of the loss. Does the codec cost steps?",
-            lambda: charts.training_curves(analysis, "steps"),
-        )
-        yield charts.charted(
-            "training-over-bits",
-            "Training against bytes encoded" if neural else "Training against bytes sent",
-            f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
+    done = "encoded" if neural else "sent"
+    over: tuple[tuple[Literal["steps", "bits", "time"], str, str], ...] = (
+        ("steps", "steps", "Running mean of the loss. Does the codec cost steps?"),
+        (
+            "bits",
+            f"bytes {done}",
+            f"The same curves against what one worker has {done if neural else 'sent up'}, "
             "payload and shared bytes: further left is cheaper.",
-            lambda: charts.training_curves(analysis, "bits"),
-        )
-    if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
-        yield charts.charted(
-            "training-over-time",
-            "Training against simulated time",
+        ),
+        (
+            "time",
+            "simulated time",
             "The same curves against the time that steps would take with the simulated network: further left is "
             "sooner.",
-            lambda: charts.training_curves(analysis, "time"),
-        )
+        ),
+    )
+    for against, what, caption in over:
+        # A program's loss may be unseen, and time need not be simulated.
+        if charts.training_curves(analysis, against).panels:
+            chart = partial(charts.training_curves, analysis, against)
+            yield charts.charted(f"training-over-{against}", f"Training against {what}", caption, chart)
     if any((run.bits > 0).any() for run in analysis.runs):
         yield charts.charted(
             "training-bits",

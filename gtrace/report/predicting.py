@@ -217,9 +217,8 @@ def _resampled(values: NDArray[np.float64], excess: NDArray[np.float64]) -> NDAr
 def _over_seeds(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mean over the last axis of what is there, NaN where nothing is."""
     there = ~np.isnan(values)
-    total = np.where(there, values, 0.0).sum(axis=-1)
     with np.errstate(invalid="ignore"):
-        return np.asarray(total / there.sum(axis=-1))
+        return np.asarray(np.where(there, values, 0.0).sum(axis=-1) / there.sum(axis=-1))
 
 
 def _spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:

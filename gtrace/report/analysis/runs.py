@@ -625,7 +625,6 @@ def _column(name: str, records: list[Mapping[str, Any]], key: str) -> NDArray[np
 
 
 def _notes(runs: Sequence[LoggedRun], study: Mapping[str, Any], workers: int) -> Iterator[str]:
-    """How the runs ended, what they do not prove, and how far what one program did speaks for real ranks."""
     unfinished = [f"{run.spec} (step {run.last_step})" for run in runs if not run.finished]
     if unfinished:
         yield f"Not finished: {', '.join(unfinished)}."

@@ -291,7 +291,6 @@ def plan_frontier(plan: Plan) -> Chart:
 
 
 def _largest(plan: Plan, most: int) -> list[TensorPlan]:
-    """The tensors with the most elements, in natural order."""
     by_name = {row.tensor: row for row in sorted(plan.tensors, key=lambda row: -row.elements)[:most]}
     return [by_name[name] for name in natural_order(by_name)]
 

@@ -417,7 +417,6 @@ def _bias(analysis: SweepAnalysis, k: int) -> Iterator[str]:
 
 
 def _coders(analysis: SweepAnalysis, k: int) -> Iterator[str]:
-    """Whether another coder of the symbols has another leader."""
     here, target = {f.label for f in analysis.leaders(k)}, analysis.targets[k]
     own = analysis.basis.coder
     said: dict[tuple[str, float], list[str]] = {}

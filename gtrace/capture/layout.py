@@ -15,7 +15,7 @@ from gtrace.torch_hooks.gradients import OptimizerStep, as_real_dense, main_grad
 from gtrace.torch_hooks.naming import TreeName, local_part, sharding
 from gtrace.torch_hooks.optimizers import differing_groups
 from gtrace.torch_hooks.processes import started_again
-from gtrace.torch_hooks.steps import Rounds, parameters_of
+from gtrace.torch_hooks.steps import Rounds, hides_from_swaps, parameters_of
 from gtrace.trace.facts import GROUP
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class RowLayout:
         #: of the last step if all its gradients were recorded as they are: ids of parameters, types and kinds of the
         #: gradients, and whether each row can be copied from the gradients' memory, where these are contiguous
         self._plain: tuple[list[int], list[type], list[tuple[Any, ...]], bool] | None = None
+        hides_from_swaps(self)
 
     def release(self) -> None:
         """Free the memory for rows of an optimizer that is gone; its tensors stay known."""

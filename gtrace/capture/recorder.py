@@ -149,7 +149,7 @@ class Recorder:
             reduced=options.reduced,
             noise=options.noise,
         )
-        self.hooks.left_out, self.hooks.forget = self._left_out, self._forget
+        self.hooks.left_out = self._left_out
         if self._with_neural:
             self.hooks.waited = lambda: self.hooks.seconds + self.neural.seconds
         if options.kinds == ("weight",) and not (options.second_moments or options.optimizer_state or options.noise):
@@ -335,11 +335,6 @@ class Recorder:
         if stream == 0 and step >= self.hooks.clock.due:
             self.hooks.clock.step(step, recorded=chosen, models=self._models)
         self._wanted += chosen
-
-    def _forget(self, parameter: torch.Tensor) -> None:
-        self._parameter_names.forget(parameter)
-        for layout in (*self._layouts.values(), *self._changes.layouts.values()):
-            layout.forget(parameter)
 
     def _left_out(self, stream: int, step: int) -> None:
         if self._chooses(step):

@@ -13,7 +13,7 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from gtrace.torch_hooks.naming import is_sharded
 from gtrace.torch_hooks.processes import process_place
-from gtrace.torch_hooks.steps import Rounds, backward_in_progress, parameters_of
+from gtrace.torch_hooks.steps import Rounds, backward_in_progress, hides_from_swaps, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -80,6 +80,7 @@ class _Accumulated(ABC):
         self._known: Any = WeakTensorKeyDictionary()
         #: by the parameter's id
         self._handles: dict[int, tuple[Any, Any]] = {}
+        hides_from_swaps(self)
 
     @property
     def watching(self) -> bool:

@@ -149,8 +149,6 @@ class TrainingHooks:
         #: called after each step, and after one that was left out, with the optimizer, its number and the step's; set
         #: it before ``install``
         self.after: Callable[[Optimizer | Rounds, int, int], None] | None = None
-        #: called with a tensor that must have no weak references for now
-        self.forget: Callable[[torch.Tensor], None] = lambda _tensor: None
         #: called with the numbers of an optimizer and of a step that a gradient scaler left out
         self.left_out: Callable[[int, int], None] = lambda _stream, _step: None
         self._ending: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -260,8 +258,6 @@ class TrainingHooks:
         # The same function under its other name: pickle looks it up there.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
         self._replace(torch.nn.utils, "clip_grad_norm_", ours)
-        if hasattr(torch.utils, "swap_tensors"):  # torch 2.3
-            self._patch(torch.utils, "swap_tensors", self._watch_swap)
         self._local.wanted = self._micro_batches.wanted = self._coming(0) == 0
         if not self._reduced:
             self._patch_after(DistributedDataParallel, "__init__", self._watch_averaged)
@@ -413,16 +409,6 @@ class TrainingHooks:
             return norm
 
         return clip_grad_norm_
-
-    def _watch_swap(self, original: _Function) -> _Function:
-        def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> object:
-            # torch refuses tensors with weak references, which would end the program.
-            for forget in (self._local.forget, self._micro_batches.forget, self.forget):
-                self._guarded(forget, one)
-                self._guarded(forget, other)
-            return original(one, other)
-
-        return swap_tensors
 
     def _watch_averaged(self, wrapper: DistributedDataParallel, *_: object) -> None:
         if wrapper.process_group.size() > 1:

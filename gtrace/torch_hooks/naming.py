@@ -19,10 +19,10 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from gtrace.torch_hooks.steps import Patch, living, parameters_of
+from gtrace.torch_hooks.steps import OfTensors, Patch, hides_from_swaps, living, parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import torch
     from torch.utils.hooks import RemovableHandle
@@ -153,6 +153,7 @@ class Names:
         self._labels: dict[str, tuple[weakref.ref[nn.Module], int]] = {}
         #: name -> the model in which it is a path (or None), the parameter that had it last, and its optimizer
         self._taken: dict[str, tuple[weakref.ref[nn.Module] | None, Callable[[], torch.Tensor | None], int]] = {}
+        hides_from_swaps(self)
 
     def of(
         self, groups: Sequence[Mapping[str, Any]], modules: Iterable[nn.Module], *, stream: int = 0, scan: bool = True
@@ -250,14 +251,42 @@ class Names:
                 self._taken[name] = None, weakref.ref(parameter), stream
 
 
-def fresh_name(name: str, taken: Container[str], stream: int = 0) -> str:
-    """The name, or another one if it is taken: a layer that took another's place in a model has its name."""
-    name = plain = f"opt{stream}/{name}" if name in taken else name
-    again = 1
-    while name in taken:
-        again += 1
-        name = f"{plain}#{again}"
-    return name
+class KeptNames:
+    """Names of parameters, which keep them as long as they exist; no two have the same one."""
+
+    def __init__(self) -> None:
+        self._names: OfTensors[str] = OfTensors()
+        self._namer, self._taken = Names(), set[str]()
+
+    def __getitem__(self, parameter: torch.Tensor) -> str:
+        return self._names[parameter]
+
+    def __contains__(self, parameter: torch.Tensor) -> bool:
+        return parameter in self._names
+
+    def add(
+        self,
+        parameters: Iterable[torch.Tensor],
+        groups: Sequence[Mapping[str, Any]],
+        modules: Callable[[], Iterable[nn.Module]],
+        *,
+        stream: int = 0,
+        scan: bool = True,
+    ) -> list[torch.Tensor]:
+        """Name those of an optimizer's parameters that have no name, and return them; see :meth:`Names.of`."""
+        new = [parameter for parameter in parameters if parameter not in self._names]
+        found = self._namer.of(groups, modules(), stream=stream, scan=scan) if new else {}
+        for parameter in new:
+            name = found[id(parameter)].name
+            # A layer that took another's place in a model has its name.
+            name = plain = f"opt{stream}/{name}" if name in self._taken else name
+            again = 1
+            while name in self._taken:
+                again += 1
+                name = f"{plain}#{again}"
+            self._names[parameter] = name
+            self._taken.add(name)
+        return new
 
 
 def _owners(wanted: set[int], modules: list[nn.Module]) -> list[tuple[nn.Module, dict[int, _Place]]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import math
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -64,6 +66,56 @@ class Patch(NamedTuple):
         before, after = (self.original, self.ours) if ours else (self.ours, self.original)
         if vars(self.owner)[self.name] is before:
             setattr(self.owner, self.name, after)
+
+
+class Holder(Protocol):
+    """Holds weak references to tensors."""
+
+    def forget(self, tensor: torch.Tensor) -> Callable[[], None] | None:
+        """Hold none to this tensor, for ever or until the result is called."""
+
+
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def hides_from_swaps(holder: Holder) -> None:
+    """Have ``holder`` forget the tensors that a program swaps: torch refuses those with weak references."""
+    _holders.add(holder)
+    _watch_swaps()
+
+
+@functools.cache
+def _watch_swaps() -> None:
+    original = getattr(torch.utils, "swap_tensors", None)
+    if original is None:
+        return  # torch before 2.3
+
+    @functools.wraps(original)
+    def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> object:
+        forgotten = [holder.forget(tensor) for holder in list(_holders) for tensor in (one, other)]
+        try:
+            return original(one, other)
+        finally:
+            for hold_again in forgotten:
+                if hold_again is not None:
+                    hold_again()
+
+    torch.utils.swap_tensors = swap_tensors
+
+
+class OfTensors(WeakTensorKeyDictionary, Generic[_T]):
+    """Values of tensors, as long as these exist: by weak reference and not by id, which a later one may get again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hides_from_swaps(self)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def forget(self, tensor: torch.Tensor) -> Callable[[], None] | None:
+        """See :class:`Holder`; the tensor gets its value back."""
+        return functools.partial(self.__setitem__, tensor, self.pop(tensor)) if tensor in self else None  # type: ignore[no-untyped-call]
 
 
 class Rounds:

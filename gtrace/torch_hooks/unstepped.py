@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from gtrace.torch_hooks.gradients import LOCAL, OptimizerStep
-from gtrace.torch_hooks.steps import Losses, Rounds, backward_in_progress, living, nodes_below
+from gtrace.torch_hooks.steps import Losses, Rounds, backward_in_progress, hides_from_swaps, living, nodes_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,17 @@ class HandStream:
 
     def __init__(self) -> None:
         #: id -> the parameter, and the name of its variable in the program, empty without one
-        self._parameters: dict[int, tuple[TensorWeakRef, str]] = {}
+        self._parameters: dict[int, tuple[Callable[[], torch.Tensor | None], str]] = {}
+        hides_from_swaps(self)
+
+    def forget(self, parameter: torch.Tensor) -> Callable[[], None] | None:
+        """See :class:`~gtrace.torch_hooks.steps.Holder`."""
+        if not self.holds(parameter):
+            return None
+        name = self._parameters[id(parameter)][1]
+        # Its place stays.
+        self._parameters[id(parameter)] = lambda: None, name
+        return lambda: self._parameters.update({id(parameter): (TensorWeakRef(parameter), name)})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -12,12 +12,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.torch_hooks.hooks import never_compiled
-from gtrace.torch_hooks.naming import Names, fresh_name, local_part
+from gtrace.torch_hooks.naming import KeptNames, local_part
 from gtrace.torch_hooks.steps import grad_scale_of, is_nested, parameters_of
 from gtrace.trackers import Tracker, Tracking, of_record
 from gtrace.training.checkpoint import as_arrays, as_tensors
@@ -44,9 +43,7 @@ class Compression:
         self._target = target
         self._exchange = exchange
         self._tracking = tracking
-        # By weak reference and not by id, which a later parameter may get again.
-        self._names: Any = WeakTensorKeyDictionary()
-        self._namer, self._taken = Names(), set[str]()
+        self._names = KeptNames()
         self._bad = BadGradients()
         if isinstance(target, nn.Module):
             self._handle = register_optimizer_step_pre_hook(self._before_step)
@@ -87,19 +84,6 @@ class Compression:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _add_names(self) -> None:
-        """Name the parameters that have none: a program may replace layers, and add groups."""
-        target, models = self._target, list[nn.Module]()
-        if isinstance(target, nn.Module):
-            groups, models = [{"params": list(target.parameters())}], [target]
-        else:
-            groups = target.param_groups
-        found = self._namer.of(groups, models, scan=not models)
-        for parameter in parameters_of(groups):
-            if parameter not in self._names:
-                self._names[parameter] = name = fresh_name(found[id(parameter)].name, self._taken)
-                self._taken.add(name)
-
     @never_compiled
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -112,7 +96,13 @@ class Compression:
     def _compress(self, optimizer: Optimizer) -> None:
         parameters = parameters_of(optimizer.param_groups)
         if any(p not in self._names for p in parameters):
-            self._add_names()
+            # A program may replace layers, and add groups.
+            target, models = self._target, list[nn.Module]()
+            if isinstance(target, nn.Module):
+                groups, models = [{"params": list(target.parameters())}], [target]
+            else:
+                groups = target.param_groups
+            self._names.add(parameters_of(groups), groups, lambda: models, scan=not models)
         held = {self._names[p]: p for p in parameters if p in self._names and p.grad is not None}
         if not held:
             return

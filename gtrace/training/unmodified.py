@@ -23,7 +23,6 @@ import torch
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable
@@ -32,7 +31,7 @@ from gtrace.errors import GtraceError
 from gtrace.runlog import RunLogWriter, read_runlog, versions
 from gtrace.torch_hooks.children import call_after_import
 from gtrace.torch_hooks.hooks import TrainingHooks, never_compiled
-from gtrace.torch_hooks.naming import Names, fresh_name, local_part
+from gtrace.torch_hooks.naming import KeptNames, local_part
 from gtrace.torch_hooks.processes import (
     before_abrupt_exit,
     before_shutdown,
@@ -40,7 +39,7 @@ from gtrace.torch_hooks.processes import (
     release_signals,
     seed_libraries,
 )
-from gtrace.torch_hooks.steps import Patch, Rounds, grad_scale_of, is_nested
+from gtrace.torch_hooks.steps import OfTensors, Patch, Rounds, grad_scale_of, is_nested, parameters_of
 from gtrace.trackers import Tracking, of_record
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
 from gtrace.training.ddp import AllReduceComparison, RankExchange, RankOptions, ddp_comm_hook, keep_own, meeting
@@ -271,12 +270,10 @@ class ScriptTraining:
         self._owner = os.getpid()
         #: number of each optimizer, and how many times its gradients went through the codec
         self._counts: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._parameter_names = Names()
-        # By weak reference and not by id, which a later parameter may get again.
-        self._names: Any = WeakTensorKeyDictionary()
+        self._names = KeptNames()
         self.sizes: dict[str, int] = {}
         self._log = ScriptLog(self, on_record)
-        self._wrapped: Any = WeakTensorKeyDictionary()
+        self._wrapped: OfTensors[RankExchange] = OfTensors()
         self._sharded: dict[tuple[int, ...], RankExchange] = {}
         self._arrived: dict[int, Tally] = {}
         self._step: OptimizerStep | None = None
@@ -404,7 +401,7 @@ class ScriptTraining:
         return after_closure(args, kwargs, lambda: take(optimizer))
 
     def _compress(self, optimizer: Optimizer) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [p for p in parameters_of(optimizer.param_groups) if p.grad is not None]
         count = self._count(optimizer, parameters)
         if self.options.watched:
             bits = 32 * sum(local_part(parameter).numel() for parameter in parameters)
@@ -412,8 +409,8 @@ class ScriptTraining:
             return
         ours: dict[str, torch.Tensor] = {}
         for parameter in parameters:
-            state = self._wrapped.get(parameter)
-            if state is not None:
+            if parameter in self._wrapped:
+                state = self._wrapped[parameter]
                 self._pending.add(self._arrived.pop(id(state), Tally()))
                 self._comparison, self._compared = self._compared or self._comparison, None
                 self.summary.exchanged = True
@@ -448,13 +445,10 @@ class ScriptTraining:
         number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
         self._counts[optimizer] = number, count + 1
         self.summary.optimizers = max(self.summary.optimizers, number + 1)
-        if all(parameter in self._names for parameter in parameters):
-            return count
-        found = self._parameter_names.of(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
-        for parameter in parameters:
-            if parameter not in self._names:
-                self._names[parameter] = name = fresh_name(found[id(parameter)].name, self.sizes, number)
-                self.sizes[name] = (parameter if parameter in self._wrapped else local_part(parameter)).numel()
+        modules = self._hooks.modules.modules
+        for parameter in self._names.add(parameters, optimizer.param_groups, modules, stream=number):
+            part = parameter if parameter in self._wrapped else local_part(parameter)
+            self.sizes[self._names[parameter]] = part.numel()
         return count
 
     def _begin_round(self, rounds: ProgramRounds, optimizer: Optimizer) -> None:
@@ -465,7 +459,7 @@ class ScriptTraining:
                 f"{every} steps the weights move by the averaged change, with DiLoCo's outer Nesterov momentum"
             )
         # Those without a gradient, too: ranks exchange the same parameters.
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        parameters = [p for p in parameters_of(optimizer.param_groups) if p.requires_grad]
         self._count(optimizer, parameters)
         ours, group = self._in_rounds(parameters)
         rounds.of(optimizer, ours, group).begin(ours)
@@ -491,9 +485,8 @@ class ScriptTraining:
         for optimizer in stepped.members.values() if isinstance(stepped, Rounds) else (stepped,):
             if optimizer not in self._counts:
                 self._begin_round(rounds, optimizer)
-            parameters, group = self._in_rounds(
-                [p for one in optimizer.param_groups for p in one["params"] if p in self._names]
-            )
+            named = [p for p in parameters_of(optimizer.param_groups) if p in self._names]
+            parameters, group = self._in_rounds(named)
             self._exchanging = True
             around = rounds.of(optimizer, parameters, group)
             tally = around.end(parameters)

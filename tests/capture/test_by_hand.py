@@ -184,3 +184,20 @@ def test_gradients_that_are_handed_over(path):
             assert {name: trace.read(name, step).tolist() for name in row} == row
             assert loss == pytest.approx(expected)
     assert session.finish("complete").functional == 5
+
+
+@pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="torch before 2.3")
+def test_weights_that_are_swapped_stay_those_of_one_model(path):
+    """torch refuses to swap tensors with weak references."""
+    with Captured(path) as run:
+        model = nn.Linear(4, 3)
+        for step in range(6):
+            if step == 3:
+                torch.utils.swap_tensors(model.weight, nn.Parameter(torch.ones(3, 4)))
+            model.zero_grad()
+            loss_of(model).backward()
+            for parameter in model.parameters():
+                in_place(parameter)
+    assert {(one.name, one.optimizer) for one in run.trace.tensors} == {("weight", 0), ("bias", 0)}
+    assert run.trace.steps("weight").tolist() == [*range(6)]
+    assert run.summary.errors == 0

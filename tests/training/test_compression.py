@@ -146,6 +146,18 @@ def test_a_group_that_is_added_leaves_earlier_names_and_their_memory(net):
     assert len(names) == 6
 
 
+@pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="torch before 2.3")
+def test_parameters_that_are_swapped_keep_their_names_and_memory(net):
+    """torch refuses to swap tensors with weak references."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with compress(optimizer, "ef:topk:ratio=0.1") as compression:
+        train(net, optimizer, 1)
+        torch.utils.swap_tensors(net.head.weight, nn.Parameter(torch.ones_like(net.head.weight)))
+        train(net, optimizer, 1)
+        names = [name for name, *_ in compression.state_dict()["links"]]
+    assert names == [name for name, _ in net.named_parameters()]
+
+
 class Inherited(torch.optim.SGD):
     def step(self, closure=None):
         return super().step(closure)

@@ -204,6 +204,22 @@ def test_models_with_equal_names_and_models_that_come_and_go_have_states_of_thei
     assert summary.elements == 2 * 408 + 51 * (8 + 9 + 10 + 11)
 
 
+@pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="torch before 2.3")
+@pytest.mark.parametrize("every", [None, 2])
+def test_a_program_may_swap_parameters_and_have_one_in_a_group_twice(training, every):
+    """torch refuses to swap tensors with weak references, and warns of a parameter that is in a group twice."""
+    one, lines = training("qsgdinf:bits=3", every=every)
+    model, x = linear()
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = torch.optim.SGD([*model.parameters(), model.bias], lr=0.1)
+    train(model, x, 1, optimizer)
+    torch.utils.swap_tensors(model.weight, torch.nn.Parameter(torch.ones_like(model.weight)))
+    train(model, x, 2, optimizer)
+    assert one.sizes == {"weight": 400, "bias": 8}
+    assert one.finish().tally.float32_bits == 3 * 32 * 408
+    assert not any("warning" in line for line in lines)
+
+
 def test_a_gradient_scaler_still_skips_what_is_not_finite(training):
     model, x = linear()
     one, _ = training()

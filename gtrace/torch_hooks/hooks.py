@@ -624,15 +624,17 @@ class TrainingHooks:
 
     def _look_ahead(self) -> bool:
         """Choose what to watch until the next step; returns whether it is wanted, of any optimizer."""
-        coming = [(stream, self._coming(stream.steps)) for stream in self._streams.values()]
-        wanted = any(step == stream.steps for stream, step in coming)
+        streams = self._streams.values()
+        # There may be an optimizer for each layer: most have done as many steps.
+        coming = {steps: self._coming(steps) for steps in {stream.steps for stream in streams}}
+        wanted = any(step == steps for steps, step in coming.items())
         self._local.wanted = self._micro_batches.wanted = near = wanted or self._expects()
         special = self.unstepped is not None or self._handed is not None or self.after is not None
         near = near or special or self._made_late
-        single = len(coming) == self._launched == 1 and not self._local.watching
+        single = len(streams) == self._launched == 1 and not self._local.watching
         again = wanted and single and not special and not self._noise and self._upcoming is None
-        for stream, step in coming:
-            stream.again = again
+        for stream in streams:
+            step, stream.again = coming[stream.steps], again
             # The step before a wanted one begins to listen.
             stream.quiet = 0 if near else min(step - 1, self.clock.due if stream.number == 0 else step)
         self._listen(near or self.clock.runs)

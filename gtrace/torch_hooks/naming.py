@@ -153,6 +153,8 @@ class Names:
         self._labels: dict[str, tuple[weakref.ref[nn.Module], int]] = {}
         #: name -> the model in which it is a path (or None), the parameter that had it last, and its optimizer
         self._taken: dict[str, tuple[weakref.ref[nn.Module] | None, Callable[[], torch.Tensor | None], int]] = {}
+        #: the models of the last optimizer for which all live objects were looked through: there may be one for each layer
+        self._found: list[weakref.ref[nn.Module]] = []
         hides_from_swaps(self)
 
     def of(
@@ -171,9 +173,10 @@ class Names:
             it repeats: ``Encoder.``, ``Encoder_2.``.
         """
         wanted = set(map(id, parameters_of(groups)))
-        models = _owners(wanted, list(modules))
+        models = _owners(wanted, [*modules, *(root for one in self._found if (root := one()) is not None)])
         if scan and wanted - {key for _, places in models for key in places}:
             models = _owners(wanted, _all_live_modules())
+            self._found = [weakref.ref(root) for root, _ in models]
         names: dict[int, TreeName] = {}
         for root, places in models:
             model = unwrapped(root)

@@ -4,6 +4,7 @@ import torch
 from helpers_hooks import module
 from torch import nn
 
+from gtrace.torch_hooks import naming
 from gtrace.torch_hooks.naming import ModuleCollector, Names, TreeName
 
 
@@ -24,6 +25,20 @@ class Net(nn.Module):
 
 
 PATHS = [name for name, _ in Net().named_parameters()]
+
+
+def test_a_model_with_many_optimizers_is_searched_for_once(monkeypatch):
+    """A search through all live objects takes some hundredths of a second."""
+    net, searches = Net(), []
+    search = naming._all_live_modules
+    monkeypatch.setattr(naming, "_all_live_modules", lambda: searches.append(1) or search())
+    known = Names()
+    each = [(parameter, known.of(groups_of(parameter), [], stream=k)) for k, parameter in enumerate(net.parameters())]
+    assert [found[id(parameter)].name for parameter, found in each] == PATHS
+    assert len(searches) == 1
+    other = Net()
+    found = known.of(groups_of(other.encoder.weight), [], stream=len(each))
+    assert (found[id(other.encoder.weight)].name, len(searches)) == ("Net_2.encoder.weight", 2)
 
 
 def test_names_are_paths_in_the_tree_of_the_outermost_module():

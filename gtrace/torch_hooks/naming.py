@@ -255,17 +255,20 @@ class Names:
 
 
 class KeptNames:
-    """Names of parameters, which keep them as long as they exist; no two have the same one."""
+    """Names of parameters, which keep them as long as they exist; no two have the same one.
+
+    A program may give a parameter another shape; then it is another one.
+    """
 
     def __init__(self) -> None:
-        self._names: OfTensors[str] = OfTensors()
+        self._names: OfTensors[tuple[str, torch.Size]] = OfTensors()
         self._namer, self._taken = Names(), set[str]()
 
     def __getitem__(self, parameter: torch.Tensor) -> str:
-        return self._names[parameter]
+        return self._names[parameter][0]
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
-        return parameter in self._names
+        return parameter in self._names and self._names[parameter][1] == parameter.shape
 
     def add(
         self,
@@ -277,7 +280,7 @@ class KeptNames:
         scan: bool = True,
     ) -> list[torch.Tensor]:
         """Name those of an optimizer's parameters that have no name, and return them; see :meth:`Names.of`."""
-        new = [parameter for parameter in parameters if parameter not in self._names]
+        new = [parameter for parameter in parameters if parameter not in self]
         found = self._namer.of(groups, modules(), stream=stream, scan=scan) if new else {}
         for parameter in new:
             name = found[id(parameter)].name
@@ -287,7 +290,7 @@ class KeptNames:
             while name in self._taken:
                 again += 1
                 name = f"{plain}#{again}"
-            self._names[parameter] = name
+            self._names[parameter] = name, parameter.shape
             self._taken.add(name)
         return new
 

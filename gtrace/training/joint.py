@@ -271,6 +271,8 @@ class OuterNesterov:
 
     def change(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """What this rank's steps took from the weights: the outer gradient."""
+        # A program may have replaced some meanwhile.
+        self.anchors = {name: anchor for name, anchor in self.anchors.items() if name in weights}
         return {name: anchor - weights[name] for name, anchor in self.anchors.items()}
 
     def end(self, weights: Mapping[str, torch.Tensor], average: Mapping[str, torch.Tensor]) -> None:
@@ -443,6 +445,8 @@ class OuterRounds:
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """A step is about to begin, and maybe a round."""
+        # A program may add some.
+        self._names = list(dict.fromkeys([*self._names, *parameters]))
         self._nesterov.begin({name: own_values(parameter) for name, parameter in parameters.items()})
 
     def end(self, parameters: Mapping[str, torch.Tensor]) -> Tally:

@@ -130,7 +130,14 @@ def test_layers_may_be_replaced_and_other_models_are_left_alone(net):
             torch.optim.SGD(other.parameters(), lr=0.1).step()
             assert np.count_nonzero(other.weight.grad) == 30 * width
             del other
-    assert compression.steps == 12
+        # Surgery on a parameter that stays.
+        net.head.weight, net.head.bias = nn.Parameter(torch.ones(2, 30)), None
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for width in (2, 6):
+            net.head.weight.data, net.head.weight.grad = torch.ones(width, 30), None
+            train(net, optimizer, 1)
+            assert np.count_nonzero(net.head.weight.grad) == 3 * width
+    assert compression.steps == 14
 
 
 def test_a_group_that_is_added_leaves_earlier_names_and_their_memory(net):

@@ -1,5 +1,6 @@
 """A codec in programs that know nothing of it, at every step or around local steps."""
 
+import copy
 import io
 import runpy
 import sys
@@ -408,6 +409,34 @@ def test_ranks_step_alone_and_exchange_what_simulated_ones_do(tmp_path):
     assert [record["bits"] > 0 for record in steps] == [(step + 1) % EVERY == 0 for step in range(6)]
     assert {record["bits_float32"] for record in steps} == {32 * 785}
     assert "--every 3" in study["command"]
+
+
+def test_rounds_take_up_parameters_that_are_added_and_leave_those_that_are_gone(training):
+    """A layer that is unfrozen later, also in a checkpoint within a round; and a parameter that gets another shape."""
+    ends = []
+    for interrupted in (False, True):
+        one, _ = training("qsgdinf:bits=8", every=EVERY)
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(50, 8), nn.Linear(8, 4)), torch.randn(16, 50)
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        train(model, x, 2, optimizer)
+        optimizer.add_param_group({"params": list(model[0].parameters())})
+        train(model, x, 6, optimizer)
+        if interrupted:
+            state = copy.deepcopy(optimizer.state_dict())
+            one.finish()
+            one, lines = training("qsgdinf:bits=8", every=EVERY)
+            optimizer = torch.optim.SGD([{"params": list(model[k].parameters())} for k in (1, 0)], lr=0.1)
+            optimizer.load_state_dict(state)
+        train(model, x, 5, optimizer)
+        ends.append(model[0].weight.detach().clone())
+        for parameter in model[1].parameters():
+            parameter.data, parameter.grad = torch.ones(5, *parameter.shape[1:]), None
+        train(model, x, 2, optimizer)
+        assert one.finish().steps == (7 if interrupted else 15)
+        assert one.sizes["opt0/1.weight"] == 40
+    assert torch.equal(*ends)
+    assert not any("memory" in line for line in lines)
 
 
 def test_a_checkpoint_within_a_round_goes_on_as_if_nothing_had_happened(training):

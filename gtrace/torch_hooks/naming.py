@@ -153,7 +153,7 @@ class Names:
         self._labels: dict[str, tuple[weakref.ref[nn.Module], int]] = {}
         #: name -> the model in which it is a path (or None), the parameter that had it last, and its optimizer
         self._taken: dict[str, tuple[weakref.ref[nn.Module] | None, Callable[[], torch.Tensor | None], int]] = {}
-        #: the models of the last optimizer for which all live objects were looked through: there may be one for each layer
+        #: of the last optimizer for which all live objects were looked through: there may be one for each layer
         self._found: list[weakref.ref[nn.Module]] = []
         hides_from_swaps(self)
 

@@ -263,8 +263,9 @@ class TrainingHooks:
             self._patch_after(DistributedDataParallel, "__init__", self._watch_averaged)
         self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
         self._patch_after(torch.optim.Optimizer, "__setstate__", self._expect)
-        for optimizer in (self._only or {}).values():
-            self._guarded(self._watch_parameters, optimizer.param_groups)
+        if self._noise or not (self._reduced or process_place().world_size == 1):
+            for optimizer in self._existing():
+                self._guarded(self._watch_parameters, optimizer.param_groups)
 
     def adopt(self, earlier: TrainingHooks) -> None:
         """In a forked child: know the modules, schedulers and parameters that the parent's hooks have seen."""
@@ -429,9 +430,15 @@ class TrainingHooks:
         if self._coming(0) > 0:
             return False
         if self._fresh is None:
-            found = living(torch.optim.Optimizer) if self._only is None else self._only.values()
-            self._fresh = weakref.WeakSet(one for one in found if id(one) not in self._streams)
+            self._fresh = weakref.WeakSet(one for one in self._existing() if id(one) not in self._streams)
         return bool(self._fresh)
+
+    def _existing(self) -> Iterable[Optimizer]:
+        """The optimizers to watch that have been made."""
+        if self._only is not None:
+            return self._only.values()
+        # One whose __init__ has not run yet has no groups.
+        return (one for one in living(torch.optim.Optimizer) if hasattr(one, "param_groups"))
 
     def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:
         parameters = parameters_of(groups)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients
+from gtrace.torch_hooks.hooks import TrainingHooks
 
 
 class Watched:
@@ -38,3 +39,34 @@ def test_what_is_set_to_zero_before_the_step_is_no_part_of_it(to_none):
     plain = Watched(strict=False)
     plain.weight.grad = torch.ones(3)
     assert plain.gradient() == ([1.0] * 3, REDUCED)
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_an_optimizer_that_was_made_before_is_watched_like_another(earlier, monkeypatch):
+    """A capture around a loop, whose optimizer exists; the program averages gradients by hand."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    found, replicas = [], []
+
+    def on_step(step):
+        (parameter,) = step.optimizer.param_groups[0]["params"]
+        gradient, stage = step.gradient(parameter)
+        found.append((gradient.tolist(), stage))
+        replicas.append(step.replicas(parameter).number)
+
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], lr=0.0) if earlier else None
+    hooks = TrainingHooks(lambda *_: True, on_step, pytest.fail, noise=True)
+    hooks.install()
+    try:
+        optimizer = optimizer or torch.optim.SGD([weight], lr=0.0)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for _ in range(2):
+                (weight * torch.tensor([1.0, 2.0])).sum().backward()
+            weight.grad.mul_(0.5)
+            optimizer.step()
+    finally:
+        hooks.remove()
+    assert found == [([2.0, 4.0], LOCAL)] * 2
+    assert replicas == [2, 2]

@@ -8,7 +8,7 @@ import gc
 import math
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -68,18 +68,15 @@ class Patch(NamedTuple):
             setattr(self.owner, self.name, after)
 
 
-class Holder(Protocol):
-    """Holds weak references to tensors."""
-
-    def forget(self, tensor: torch.Tensor) -> Callable[[], None] | None:
-        """Hold none to this tensor, for ever or until the result is called."""
+#: what holds weak references to tensors
+_holders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+def hides_from_swaps(holder: Any) -> None:
+    """Have ``holder`` let go of tensors that a program swaps, because torch refuses those with weak references.
 
-
-def hides_from_swaps(holder: Holder) -> None:
-    """Have ``holder`` forget the tensors that a program swaps: torch refuses those with weak references."""
+    ``holder.forget(tensor)`` does so for ever, or until the function is called that it returns.
+    """
     _holders.add(holder)
     _watch_swaps()
 
@@ -114,7 +111,7 @@ class OfTensors(WeakTensorKeyDictionary, Generic[_T]):
         return id(self)
 
     def forget(self, tensor: torch.Tensor) -> Callable[[], None] | None:
-        """See :class:`Holder`; the tensor gets its value back."""
+        """See :func:`hides_from_swaps`; the tensor gets its value back."""
         return functools.partial(self.__setitem__, tensor, self.pop(tensor)) if tensor in self else None  # type: ignore[no-untyped-call]
 
 

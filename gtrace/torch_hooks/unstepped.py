@@ -32,7 +32,7 @@ class HandStream:
         hides_from_swaps(self)
 
     def forget(self, parameter: torch.Tensor) -> Callable[[], None] | None:
-        """See :class:`~gtrace.torch_hooks.steps.Holder`."""
+        """See :func:`~gtrace.torch_hooks.steps.hides_from_swaps`."""
         if not self.holds(parameter):
             return None
         name = self._parameters[id(parameter)][1]

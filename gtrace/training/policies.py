@@ -274,14 +274,6 @@ class MQGrad:
 Choice: TypeAlias = "Callable[[int, float, float, Callable[[], Sequence[float]]], int]"
 
 
-@dataclass(frozen=True, slots=True)
-class BitPolicy:
-    """Chooses bits step by step; ``agent`` is all that it remembers between two steps, None for nothing."""
-
-    choose: Choice
-    agent: MQGrad | None = None
-
-
 def scheduled(bits: Mapping[int, int]) -> Choice:
     """Bits from a fixed schedule: step -> bits from that step on."""
     if 0 not in bits:
@@ -392,17 +384,20 @@ class PolicySpec:
             return min(given.values()), max(given.values())
         return given.get("bits", DEFAULT_BITS) if self.chooses else ()
 
-    def begin(self, seed: int) -> BitPolicy | None:
-        """The policy of one run, None for fixed; an option ``seed`` takes precedence over the run's."""
+    def begin(self, seed: int) -> tuple[Choice, MQGrad | None] | None:
+        """The policy of one run, None for fixed; an option ``seed`` takes precedence over the run's.
+
+        With it comes the agent, which is all that it remembers between two steps; None for nothing.
+        """
         given = dict(self.given)
         if self.name == "schedule":
-            return BitPolicy(scheduled({int(step): bits for step, bits in given.items()}))
+            return scheduled({int(step): bits for step, bits in given.items()}), None
         if self.name == "adaptive":
-            return BitPolicy(adaptive(**given))
+            return adaptive(**given), None
         if self.name == FIXED:
             return None
         agent = MQGrad(**{"seed": seed, **given})
-        return BitPolicy(learned(agent), agent)
+        return learned(agent), agent
 
     def __str__(self) -> str:
         shown = [
@@ -479,16 +474,16 @@ class ParameterServerClock:
 class BitControl:
     """Asks a policy before every exchange."""
 
-    def __init__(self, policy: BitPolicy, codec: Codec, exchange: Exchange) -> None:
+    def __init__(self, policy: tuple[Choice, MQGrad | None], codec: Codec, exchange: Exchange) -> None:
         #: simulated duration of the previous step; the caller sets it
         self.seconds = math.nan
-        self._policy, self._agent, self._codec, self._exchange = policy, policy.agent, codec, exchange
+        (self._choose, self._agent), self._codec, self._exchange = policy, codec, exchange
         self._bits = 0
 
     def before(self, step: int, loss: float, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> dict[str, Any]:
         """Choose the bits of a step, with each worker's float32 gradients; returns the fields for the run log."""
         before = None if self._agent is None else self._agent.decision
-        self._use(self._policy.choose(step, loss, self.seconds, lambda: [self._rms(one) for one in gradients]))
+        self._use(self._choose(step, loss, self.seconds, lambda: [self._rms(one) for one in gradients]))
         if self._agent is None:
             return {"codec_bits": self._bits}
         found = {"codec_bits": self._bits, "node": self._agent.node}

@@ -91,11 +91,17 @@ class _Accumulated(ABC):
             handle.remove()
         self._handles = {}
 
-    def forget(self, parameter: torch.Tensor) -> None:
-        """Watch this parameter no more, and keep no reference to it."""
-        if self._known.pop(parameter, None) is not None:
-            for handle in self._handles.pop(id(parameter)):
-                handle.remove()
+    def forget(self, parameter: torch.Tensor) -> Callable[[], None] | None:
+        """See :func:`~gtrace.torch_hooks.steps.hides_from_swaps`."""
+        if self._known.pop(parameter, None) is None:
+            return None
+        for handle in self._handles.pop(id(parameter)):
+            handle.remove()
+        # torch calls hooks of what a tensor holds, and keeps them with the tensor: later ones would not be called.
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if not getattr(parameter, name):
+                setattr(parameter, name, None)
+        return functools.partial(self.watch, [parameter])
 
     def watched(self) -> list[tuple[torch.Tensor, Any]]:
         return list(self._known.items())
@@ -167,6 +173,12 @@ class LocalGradients(_Accumulated):
             copy = self._entry(parameter)
             if copy is not None:
                 copy.strict = copy.strict or strict
+
+    def forget(self, parameter: torch.Tensor) -> Callable[[], None] | None:
+        """See the base class."""
+        copy = self._known.get(parameter)
+        strict = copy is not None and copy.strict
+        return super().forget(parameter) and functools.partial(self.watch, [parameter], strict=strict)
 
     def gradient(self, parameter: torch.Tensor, scale: float) -> tuple[torch.Tensor | None, str]:
         """The gradient of this step, and ``local``, or ``reduced`` if there is no local one.

@@ -43,7 +43,7 @@ def test_what_is_set_to_zero_before_the_step_is_no_part_of_it(to_none):
 
 @pytest.mark.parametrize("earlier", [True, False])
 def test_an_optimizer_that_was_made_before_is_watched_like_another(earlier, monkeypatch):
-    """A capture around a loop, whose optimizer exists; the program averages gradients by hand."""
+    """A capture around a loop, whose optimizer exists; the program averages gradients by hand, and swaps its weight."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     found, replicas = [], []
@@ -60,13 +60,15 @@ def test_an_optimizer_that_was_made_before_is_watched_like_another(earlier, monk
     hooks.install()
     try:
         optimizer = optimizer or torch.optim.SGD([weight], lr=0.0)
-        for _ in range(2):
+        for step in range(3):
             optimizer.zero_grad()
+            if step == 2 and hasattr(torch.utils, "swap_tensors"):
+                torch.utils.swap_tensors(weight, nn.Parameter(torch.ones(2)))
             for _ in range(2):
                 (weight * torch.tensor([1.0, 2.0])).sum().backward()
             weight.grad.mul_(0.5)
             optimizer.step()
     finally:
         hooks.remove()
-    assert found == [([2.0, 4.0], LOCAL)] * 2
-    assert replicas == [2, 2]
+    assert found == [([2.0, 4.0], LOCAL)] * 3
+    assert replicas == [2, 2, 2]

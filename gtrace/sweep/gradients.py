@@ -294,6 +294,10 @@ class Gradients:
                 sketch.add(values, weights)
         return float(total.finish()[1]), {spec: sketch.finish() for spec, sketch in sketches.items()}
 
+    def have_sum(self, name: str, steps: Sequence[int]) -> bool:
+        """Whether gradients at several steps can be added: those of the whole model if they are of the same tensors."""
+        return name != WHOLE_MODEL or len({tuple(self._parts(step)) for step in steps}) == 1
+
     def energy_of_sum(
         self, name: str, steps: Sequence[int], *, zero: bool, specs: Sequence[SummarySpec] | None = None
     ) -> float | None:
@@ -311,7 +315,7 @@ class Gradients:
             None if some of the model's tensors are absent at some steps, or if ``zero`` is off and some values are not
             finite.
         """
-        if name == WHOLE_MODEL and len({tuple(self._parts(step)) for step in steps}) > 1:
+        if not self.have_sum(name, steps):
             return None
         fits = specs is not None and all(
             BLOCK % spec.bucket_size == 0 if spec.bucket_size else spec.norm == "none" for spec in specs

@@ -53,8 +53,9 @@ if TYPE_CHECKING:
 
     from gtrace.sweep.jobs import Among, Name
 
-#: the steps of tensors that have rows in a store: (tensor, step, codec, draw) -> steps in the window that ends there
-Done = dict[tuple[str, int, str, int], "int | None"]
+_Key = tuple[str, int, str, int]
+#: the rows in a store: (tensor, step, codec, draw) -> steps in the window that ends there; 0 for a row without numbers
+Stored = dict[_Key, "int | None"]
 #: The largest tensors keep the data for figures of levels: reports draw five of them, and some may have no levels.
 _PICTURED = 8
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
@@ -295,12 +296,20 @@ class _Sweep:
         """What :meth:`jobs` left out, a line each."""
         return self._limits.lines()
 
-    def jobs(self, done: Done) -> list[Job]:
-        """The missing work per tensor; the largest tensors first, so that no worker ends with one of them."""
+    def jobs(self, stored: Stored, again: Container[_Key] = ()) -> list[Job]:
+        """The missing work per tensor; the largest tensors first, so that no worker ends with one of them.
+
+        Args:
+            stored: the rows that are there.
+            again: those of them that are measured again.
+        """
         gradients = self.gradients
         there: dict[str, set[int]] = defaultdict(set)
-        for tensor, step, _, _ in done:
+        skipped: dict[str, set[int]] = defaultdict(set)
+        for (tensor, step, _, _), window in stored.items():
             there[tensor].add(step)
+            if window == 0:
+                skipped[tensor].add(step)
         bits = {_dtype_bits(info) for info in gradients.infos}
         model = Job(
             WHOLE_MODEL,
@@ -317,10 +326,18 @@ class _Sweep:
             bare.append((replace(job, sketched=bool(one.sketches), sample=sample_of(one), shape=shape), one))
         jobs = []
         for job, tensor_info in bare:
+            swept = self._steps | there[job.tensor]
             if gradients.kind in ("weight", "update", "outer") and not job.sketched and job.sample is None:
                 # Existing and new rows make one sweep. Gradients of outputs belong to other samples
                 # at each step, so they have no sum; momentum is a sum already.
-                job = replace(job, windows=windows_of(job.steps, self._steps | there[job.tensor]))
+                job = replace(job, windows=windows_of(job.steps, swept))
+            summed = ((job.steps[first : last + 1], last) for first, last in job.windows)
+            ends: dict[int, int | None] = dict.fromkeys(swept)
+            ends |= {
+                job.steps[last]: len(steps)
+                for steps, last in summed
+                if skipped[job.tensor].isdisjoint(steps) and gradients.have_sum(job.tensor, steps)
+            }
             # A codec may allocate among all tensors for its own rows, and among some for those of a plan.
             for among in dict.fromkeys(item.among for item in self.asked[job.tensor]):
                 own = [item for item in self.asked[job.tensor] if item.among == among]
@@ -328,7 +345,7 @@ class _Sweep:
                 kept = self._limits.keep([item.codec for item in own], tensor_info)
                 for chunked, count, codecs in self._limits.split(job, kept):
                     part = replace(named, chunked=chunked)
-                    jobs.append(_with_missing(part, self._steps, codecs, count, done, there[job.tensor]))
+                    jobs.append(_with_missing(part, self._steps, codecs, count, stored, again, ends))
         return [job for job in jobs if job.wanted]
 
     def runner(self, stack: ExitStack) -> Callable[[Sequence[Job], Callable[[Block], None], CostJobs | None], None]:
@@ -446,7 +463,8 @@ def write_sweep(
             store.add((), warnings=sweep.cautions())
             store.check_plans({str(c): c.digest for c in sweep.able if isinstance(c, CodecTable)})
             store.select(sweep.selection())
-            jobs = sweep.jobs(_done(store, sweep))
+            stored = store.done()
+            jobs = sweep.jobs(stored, _again(store, sweep, stored))
             store.add((), warnings=sweep.limits())
             total = sum(len(job.wanted) for job in jobs)
             values = sum(job.values(wanted) for job in jobs for _, wanted in job.wanted)
@@ -485,27 +503,26 @@ def _learning(trace: Trace) -> dict[str, Any]:
 _LATE = 2
 
 
-def _done(store: ResultStore, sweep: _Sweep) -> Done:
-    """The rows that are done. A row that lacks a wanted best variance is not."""
-    done = store.done()
+def _again(store: ResultStore, sweep: _Sweep, stored: Stored) -> set[_Key]:
+    """The rows that lack something which is wanted, or may be known better now."""
+    again: set[_Key] = set()
     if store.grown:
         # Noise at a tensor's last steps was estimated without the steps that came after them.
         swept: dict[str, set[int]] = defaultdict(set)
-        for tensor, step, *_ in done:
+        for tensor, step, *_ in stored:
             swept[tensor].add(step)
         late = {tensor: sorted(steps)[-_LATE:] for tensor, steps in swept.items()}
-        done = {key: window for key, window in done.items() if key[1] not in late[key[0]]}
-    if not sweep.settings.optimal:
-        return done
-    levels = {
-        (tensor, name["codec"])
-        for tensor, items in sweep.asked.items()
-        for item in items
-        if has_optimum(item.codec)
-        for name in item.names
-    }
-    lacking = {key for key in store.without_optimum() if (key[0], key[2]) in levels}
-    return {key: done[key] for key in done.keys() - lacking}
+        again = {key for key in stored if key[1] in late[key[0]]}
+    if sweep.settings.optimal:
+        levels = {
+            (tensor, name["codec"])
+            for tensor, items in sweep.asked.items()
+            for item in items
+            if has_optimum(item.codec)
+            for name in item.names
+        }
+        again |= {key for key in store.without_optimum() if (key[0], key[2]) in levels}
+    return again
 
 
 def expectations(trace: Trace, codecs: Sequence[Codec], sink: Callable[[Block], None], **options: Any) -> list[str]:
@@ -599,9 +616,18 @@ def _dtype_bits(info: TensorInfo) -> int:
 
 
 def _with_missing(
-    job: Job, steps: frozenset[int], codecs: Sequence[Codec], draws: int, done: Done, there: Container[int]
+    job: Job,
+    steps: frozenset[int],
+    codecs: Sequence[Codec],
+    draws: int,
+    stored: Stored,
+    again: Container[_Key],
+    ends: Mapping[int, int | None],
 ) -> Job:
-    """The job for rows that are missing or whose window changes; ``there`` are the steps that have rows."""
+    """The job for rows that are missing, that are wanted ``again``, or whose window is not that of ``ends`` any more.
+
+    ``ends``: step that is swept -> steps in the window that ends there, if any.
+    """
     rows = [
         (
             item,
@@ -610,29 +636,23 @@ def _with_missing(
         )
         for item in codecs
     ]
-    before, after = (
-        {job.steps[last]: last + 1 - first for first, last in windows}
-        for windows in (windows_of(job.steps, there), job.windows)
-    )
-    moved = {step for step in before.keys() | after.keys() if before.get(step) != after.get(step)}
 
-    def missing(key: tuple[str, int, str, int]) -> bool:
-        step = key[1]
-        if key not in done:
-            return step in steps
-        return step in moved and done[key] != after.get(step)
+    def missing(item: Codec, key: _Key) -> bool:
+        if key not in stored or key in again:
+            return key[1] in steps
+        # Expected errors have a sum if they are independent.
+        summed = key[3] != EXPECTATION or (item.unbiased and not item.stateful)
+        return summed and (stored[key] or None) != ends.get(key[1])
 
     wanted: list[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]]] = []
     for index, step in enumerate(job.steps):
-        if step not in steps and step not in moved:
-            continue
         left = []
-        for item, names, every in rows:
-            draws_left = every
-            if done:
-                draws_left = tuple(d for d in every if any(missing((job.tensor, step, name, d)) for name in names))
-            if draws_left:
-                left.append((item, draws_left))
+        for item, names, every in rows if step in ends else ():
+            missed = every
+            if stored:
+                missed = tuple(d for d in every if any(missing(item, (job.tensor, step, name, d)) for name in names))
+            if missed:
+                left.append((item, missed))
         if left:
             # Steps that want the same share one object.
             same = wanted[-1][1] if wanted and list(wanted[-1][1]) == left else tuple(left)

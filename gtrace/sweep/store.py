@@ -374,9 +374,13 @@ class ResultStore:
         return value if isinstance(value, str) else None, meta.get("provenance", {})
 
     def done(self) -> dict[tuple[str, int, str, int], int | None]:
-        """Key (tensor, step, codec, draw) of each stored row -> steps in the window that ends with it."""
+        """Key (tensor, step, codec, draw) of each stored row -> steps in the window that ends with it.
+
+        0 for a row without numbers: its gradient holds NaN or infinity.
+        """
         with _writing(self.path):
-            found = self._connection.execute(f"SELECT {', '.join(KEY)}, window FROM ({ROWS})")  # noqa: S608
+            window = "CASE WHEN energy IS NULL THEN 0 ELSE window END"
+            found = self._connection.execute(f"SELECT {', '.join(KEY)}, {window} FROM ({ROWS})")  # noqa: S608
             return {(tensor, step, codec, draw): window for tensor, step, codec, draw, window in found}
 
     def details(self) -> set[tuple[str, int, str]]:

@@ -147,6 +147,30 @@ def test_a_sweep_that_more_steps_were_added_to_has_the_windows_of_one_sweep(path
     assert rows_of(found) == rows_about(specs, result)
 
 
+@pytest.mark.parametrize("first", [range(5, 13), [9]])
+def test_windows_move_also_after_a_stop_and_after_a_sweep_of_other_codecs(path, result, tmp_path, first):
+    out = tmp_path / "out.db"
+    specs = [spec for spec in KINDS if first != [9] or not gtrace.codec(spec).stateful]
+    for count in (4, 12):
+        gtrace.run_sweep(path, specs, draws=2, jobs=1, output=out, steps=list(first), force=True)
+        stop_sweep(count, path, specs, draws=2, jobs=1, output=out)
+        assert rows_of(gtrace.run_sweep(path, specs, draws=2, jobs=1, output=out)) == rows_about(specs, result)
+    gtrace.run_sweep(path, specs, draws=2, jobs=1, output=out, steps=list(first), force=True)
+    gtrace.run_sweep(path, ["alq:bits=3"], draws=2, jobs=1, output=out)
+    found = gtrace.run_sweep(path, specs, draws=2, jobs=1, output=out)
+    assert rows_about(specs, found) == rows_about(specs, result)
+
+
+def test_a_finished_sweep_measures_nothing_again(tmp_path):
+    values = np.random.default_rng(0).normal(size=(6, 50)).astype(np.float32)
+    values[1, 3] = np.nan
+    trace = Trace.from_arrays({"w": dict(enumerate(values)), "late": dict(enumerate(values[:4], 2))})
+    specs, again = [*KINDS, "signsgd", "qsgdinf:bits=3,scope=model"], []
+    for work in (None, lambda *done: again.append(done)):
+        gtrace.run_sweep(trace, specs, output=tmp_path / "out.db", work=work)
+    assert again == []
+
+
 @pytest.mark.parametrize("kept", [0, 1 << 20])
 @pytest.mark.parametrize(("nonfinite", "there"), [("skip", False), ("zero", True)])
 def test_a_window_with_values_that_are_not_finite(nonfinite, there, kept, monkeypatch):

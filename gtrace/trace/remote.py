@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from gtrace.errors import TraceError, UsageError, printable
+from gtrace.errors import GtraceError, TraceError, UsageError, printable
 from gtrace.trace.files import HDF5_SUFFIXES, MAX_METADATA_BYTES, LocalFiles
 
 if TYPE_CHECKING:
@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.:-]*://.*", re.DOTALL)
-#: what to install for an address that fsspec alone cannot read
-_PACKAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "sftp": "paramiko",
-}
 #: block size for reading an HDF5 file; the rest of each block is kept for the next read
 _BLOCK_BYTES = 1024 * 1024
 
@@ -72,6 +60,7 @@ class RemoteFiles:
 
     Raises:
         UsageError: fsspec, or a package that it needs for this kind of address, is not installed.
+        TraceError: the file system cannot be reached.
     """
 
     def __init__(self, address: str) -> None:
@@ -80,14 +69,14 @@ class RemoteFiles:
         except ImportError:
             raise UsageError(f"{address}: needs fsspec, which is not installed: pip install fsspec") from None
         scheme = urlsplit(address).scheme
-        try:
-            self._system, _ = fsspec.core.url_to_fs(address)
-        except ImportError:
-            package = _PACKAGES.get(scheme)
-            what = f"pip install {package}" if package else "see fsspec's list of file systems"
-            raise UsageError(f"{address}: a package that reads {scheme}:// is not installed: {what}") from None
-        except ValueError as error:
-            raise UsageError(f"{printable(address)}: cannot read such an address ({printable(str(error))})") from None
+        with _reported(printable(address)):
+            try:
+                self._system, _ = fsspec.core.url_to_fs(address)
+            except ImportError as error:
+                raise UsageError(f"{address}: a package that reads {scheme}:// is not installed ({error})") from None
+            except ValueError as error:
+                said = printable(str(error))
+                raise UsageError(f"{printable(address)}: cannot read such an address ({said})") from None
         self._http = scheme in ("http", "https")
         self._known: dict[str, bytes] = {}
         self._names: dict[str, list[str]] = {}
@@ -203,7 +192,7 @@ def _reported(path: str) -> Iterator[None]:
     """Turn any error of a file system into one line that names the place."""
     try:
         yield
-    except TraceError:
+    except GtraceError:
         raise
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None

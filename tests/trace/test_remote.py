@@ -147,7 +147,7 @@ def test_what_a_file_system_raises_is_one_line(tmp_path, memory, monkeypatch):
         ("memory://bucket/none.h5", (), TraceError, r"memory://bucket/none\.h5: no such"),
         ("zip://run.zarr::memory://bucket/run.zip", (), UsageError, "chains of addresses are not supported"),
         ("nonsense://bucket/run.zarr", (), UsageError, "cannot read such an address"),
-        ("s3://bucket/run.zarr", ("s3fs",), UsageError, r"reads s3:// is not installed: pip install s3fs"),
+        ("s3://bucket/run.zarr", ("s3fs",), UsageError, r"reads s3:// is not installed \(Install s3fs to access S3\)"),
         ("memory://run.zarr", ("fsspec", "fsspec.core"), UsageError, "not installed: pip install fsspec"),
     ],
 )
@@ -156,6 +156,15 @@ def test_addresses_that_cannot_be_read(address, missing, error, says, memory, mo
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(error, match=says):
         gtrace.open_trace(address)
+
+
+def test_a_file_system_that_cannot_be_reached(monkeypatch):
+    def lost(_):
+        raise OSError("Unable to load libjvm\nnor anything else")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", lost)
+    with pytest.raises(TraceError, match=r"hdfs://host/run.zarr: cannot be read \(OSError: Unable to load libjvm nor"):
+        gtrace.open_trace("hdfs://host/run.zarr")
 
 
 def test_commands_take_addresses(tmp_path, memory, monkeypatch, capsys):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from gtrace.cli.console import echo, status_line, work_progress
+from gtrace.cli.console import echo, work_progress
 from gtrace.cli.groups import complete_specs
 from gtrace.cli.options import (
     INTEGERS,
@@ -155,7 +155,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
       gtrace sweep digits_cnn.zarr --all
     """
     from gtrace.sweep.engine import keep_memory
-    from gtrace.sweep.quick import announce, quick_steps, wait_for_kernels
+    from gtrace.sweep.quick import announce, quick_steps
     from gtrace.sweep.run import write_sweep
     from gtrace.sweep.store import ResultStore
     from gtrace.trace import open_trace
@@ -165,8 +165,6 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
     # What is loaded by now stays, so no collection of garbage has to look through it again.
     gc.freeze()
     keep_memory()
-    if said := wait_for_kernels():
-        status_line(f"gtrace: {said}")
     path = settings.output or Path(f"{stem_of(trace)}.sweep.db")
     chosen = _Choice.of(settings)
     codecs = _codecs(settings, chosen)

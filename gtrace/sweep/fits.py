@@ -351,11 +351,11 @@ class Fits:
         self,
         codec: Codec,
         spec: SummarySpec,
-        state: State,
+        state: State | None,
         fitting: Fitting,
         memory: _Memory | None = None,
     ) -> MomentSketch:
-        """The sketch that fits a codec: of the steps as its innermost part sees them.
+        """The sketch that fits a codec: of the steps as its innermost part sees them; without a state, as if new.
 
         ``memory``: what a stateful codec holds, and saw at the steps of its burst. For earlier steps it uses what it
         would see without memory.
@@ -369,19 +369,16 @@ class Fits:
             return self._sketched(codec, fitting.steps[0], None if memory is None else memory.sender)
         values, _ = self._source.values(fitting.steps[0])
         # A memory of another size says nothing about these values.
-        state = state if state.size == values.size else codec.init(values.size, self._shapes.get(values.size))
+        if state is None or state.size != values.size:
+            state = codec.init(values.size, self._shapes.get(values.size))
         return MomentSketch.from_spec(codec.view(state, values), spec)
 
     def _view(self, codec: Codec, spec: SummarySpec, index: int) -> MomentSketch:
         """The sketch of a step as a codec with an empty memory sees it."""
         key = id(codec), index
         found: MomentSketch | None = self.recent.get(key) or self.before.get(key)
-        if found is None and isinstance(self._source, Chunks):
-            found = self._sketched(codec, index)
-        elif found is None:
-            values, _ = self._source.values(index)
-            memory = codec.init(values.size, self._shapes.get(values.size))
-            found = MomentSketch.from_spec(codec.view(memory, values), spec)
+        if found is None:
+            found = self._seen(codec, spec, None, Fitting((index,)))
         self.recent[key] = found
         return found
 

@@ -19,7 +19,7 @@ from gtrace.noise import (
     noise_of_sum,
     pooled,
 )
-from gtrace.trace.choose import part_of
+from gtrace.trace.choose import part_of, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,11 +96,11 @@ class Yardstick:
         self._infos = {info.name: info for info in infos}
         self._replicas = {name: found for name in self._streams if (found := self._replicas_of(name))}
         self._steps = {
-            name: [frozenset(trace.steps(info.name, **stream(info)).tolist()) for info in streams]
+            name: [frozenset(steps_of(trace, info).tolist()) for info in streams]
             for name, streams in self._streams.items()
             if self._comparable(name)
         }
-        self._places = {info.name: stream(info) for info in infos}
+        self._places = {info.name: info.stream._asdict() for info in infos}
         self._bursts = {
             name: middles
             for name, streams in self._streams.items()
@@ -178,7 +178,7 @@ class Yardstick:
     def _replicas_of(self, name: str) -> list[_Replicas]:
         found = []
         for info in self._streams[name]:
-            numbers = self._trace.statistics(info.name, **stream(info))
+            numbers = self._trace.statistics(info.name, **info.stream._asdict())
             if "replicas" in numbers and (numbers["replicas"] >= 2).any():
                 energy = numbers["norm2"] if info.sample is None else numbers.get("whole_norm2", numbers["norm2"])
                 norm2, sum_norm2 = numbers["replicas_norm2"], numbers["replicas_sum_norm2"]
@@ -203,8 +203,8 @@ class Yardstick:
         if len(there) < 2:
             return None
         share = max(1, self._chunk // len(there))
-        pieces = zip(*(self._trace.read_chunks(info.name, step, share, **stream(info)) for info in there), strict=True)
-        found = moments(pieces, len(there))
+        read = (self._trace.read_chunks(info.name, step, share, **info.stream._asdict()) for info in there)
+        found = moments(zip(*read, strict=True), len(there))
         if not math.isfinite(found.sum_norm2):
             return None
         noise = noise_between(found)
@@ -219,8 +219,3 @@ class Yardstick:
 def _identity(info: TensorInfo) -> tuple[Any, ...]:
     """The identity shared by the streams of one parameter; other slices and restarted ranks differ in it."""
     return info.kind, info.optimizer, info.name, part_of(info), str(info.attrs.get("restart"))
-
-
-def stream(info: TensorInfo) -> dict[str, Any]:
-    """The stream of a trace that a tensor belongs to."""
-    return {"kind": info.kind, "optimizer": info.optimizer, "rank": info.rank}

@@ -21,10 +21,10 @@ from gtrace.metrics import update_weights
 from gtrace.noise import Noise, added, noise_of_sums
 from gtrace.settings import KINDS
 from gtrace.sketch import MomentSketch, PartialSketch
-from gtrace.sweep.gradient_noise import Yardstick, stream
+from gtrace.sweep.gradient_noise import Yardstick
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.limits import spec_in_chunks
-from gtrace.trace.choose import matching
+from gtrace.trace.choose import matching, steps_of, wanted_steps
 from gtrace.trace.format import SECOND_MOMENT, VALUES
 from gtrace.trace.reader import LARGEST_KEPT
 from gtrace.trace.rows import rechunk
@@ -57,12 +57,12 @@ class SecondMoments:
     """
 
     def __init__(self, trace: Trace, info: TensorInfo) -> None:
-        self._trace, self._place = trace, {**stream(info), "kind": SECOND_MOMENT}
+        self._trace, self._place = trace, info.stream._replace(kind=SECOND_MOMENT)._asdict()
         self._name = info.name
         self.steps: dict[int, float] = {}
         for found in trace.tensors:
             names = (info.name, info.name.removeprefix(f"opt{info.optimizer}/"))
-            own = stream(found) == self._place and found.name in names
+            own = found.stream._asdict() == self._place and found.name in names
             if own and found.size == info.size and not found.sketches:
                 self._name, self._attrs = found.name, found.attrs
                 numbers = trace.statistics(found.name, **self._place)
@@ -139,8 +139,8 @@ class Gradients:
         self.elements = {info.name: info.size for info in _choose_tensors(trace, None, self.kind)}
         others = {(info.kind, info.name) for info in trace.tensors if info.kind != self.kind}
         self.left_out = dict(Counter(other for other, _ in sorted(others) if other != SECOND_MOMENT))
-        self.steps = {info.name: tuple(trace.steps(info.name, **stream(info)).tolist()) for info in self.infos}
-        self._streams = {info.name: stream(info) for info in self.infos}
+        self.steps = {info.name: tuple(steps_of(trace, info).tolist()) for info in self.infos}
+        self._streams = {info.name: info.stream._asdict() for info in self.infos}
         self._sketched = {info.name: bool(info.sketches) for info in self.infos}
         self._sizes = {info.name: info.size for info in self.infos}
         #: (tensor, step) -> what a pass over a window found
@@ -169,14 +169,7 @@ class Gradients:
             UsageError: it has none of them.
             TraceError: it has no steps at all.
         """
-        there = self.all_steps
-        if not there:
-            raise TraceError(f"{self._trace.path}: the trace is empty: no gradients were captured into it.")
-        chosen = there if steps is None else there.intersection(steps)
-        if steps is not None and not chosen:
-            span = f"it has {len(there)} step{'s' * (len(there) > 1)} from {min(there)} to {max(there)}"
-            raise UsageError(f"--steps: none of these steps is in the trace; {span}")
-        return chosen
+        return wanted_steps(self._trace, self.all_steps, steps)
 
     def reader(self, name: str) -> Callable[[int], NDArray[np.float32]]:
         """A function that reads a tensor at a step, or the whole model's gradient; not to be written."""

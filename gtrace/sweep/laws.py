@@ -122,7 +122,7 @@ def follow_laws(
         there = np.array([step for step in steps_of(trace, info).tolist() if step in steps], np.int64)
         fits = []
         for step in there.tolist():
-            values = trace.read(info.name, step, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
+            values = trace.read(info.name, step, **info.stream._asdict())
             magnitudes = Magnitudes.of(values)
             fit = fit_magnitudes(magnitudes)
             fits.append(fit)

@@ -71,11 +71,6 @@ def spec_in_chunks(spec: SummarySpec, chunk: int) -> bool:
     return not spec.bucket_moments and chunk % (spec.bucket_size or 1) == 0
 
 
-def in_chunks(item: Codec, chunk: int) -> bool:
-    """Whether a codec has expectations that can be computed from the sum of the chunks' sketches."""
-    return expecting(item) and type(item).view is Codec.view and _fit_obstacle(item, chunk) is None
-
-
 def _fit_obstacle(item: Codec, chunk: int) -> str | None:
     """Why a codec cannot be fitted to, or judged from, the sum of the chunks' sketches."""
     needs = item.needs
@@ -148,8 +143,10 @@ class Limits:
         parts: list[Codec] = []
         expected: list[Codec] = []
         for item in codecs:
-            summed = in_chunks(item, self._chunk)
-            why = draw_obstacle(item, self._chunk) if self._draws else _fit_obstacle(item, self._chunk)
+            unfit = _fit_obstacle(item, self._chunk)
+            # Whether its expectations can be computed from the sum of the chunks' sketches.
+            summed = expecting(item) and type(item).view is Codec.view and unfit is None
+            why = draw_obstacle(item, self._chunk) if self._draws else unfit
             if self._draws and why is None:
                 parts.append(item)
             elif not self._draws and summed:

@@ -28,8 +28,9 @@ from gtrace.noise import ADAM, NoiseCosts
 from gtrace.noise.prediction import FEWEST, contrasts_of
 from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.gradient_noise import RANKS, STEPS, stream
+from gtrace.sweep.gradient_noise import RANKS, STEPS
 from gtrace.trace import OptimizerFacts, TensorInfo, Trace
+from gtrace.trace.choose import steps_of
 from gtrace.types import Key, State, SummarySpec
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Sampling:
         ranks = min(map(len, streams.values()))
         if ranks >= 3:
             # Each rank's stream has the steps of the first, unless it ended early.
-            everywhere = (trace.steps(one.name, **stream(one)).tolist() for own in streams.values() for one in own)
+            everywhere = (steps_of(trace, one).tolist() for own in streams.values() for one in own)
             common = common.intersection(*map(frozenset, everywhere))
         windows = _chosen(sorted(common), 1 if ranks >= 3 else 3)
         ones = np.ones((1, ranks))
@@ -152,9 +153,7 @@ class _Window(NamedTuple):
     sketches: dict[tuple[int, SummarySpec], MomentSketch]
 
 
-@lru_cache(maxsize=64)
-def _level_noise(codecs: tuple[Codec, ...]) -> LevelSets:
-    return LevelSets(codecs)
+_level_noise = lru_cache(maxsize=64)(LevelSets)
 
 
 class _Tensor:
@@ -347,9 +346,9 @@ class _Tensor:
 def _read(trace: Trace, info: TensorInfo, step: int, stride: int) -> NDArray[np.float32]:
     """A gradient, or every ``stride``-th block of it; non-finite values become zero."""
     if stride == 1:
-        values = trace.read(info.name, step, copy=False, **stream(info))
+        values = trace.read(info.name, step, copy=False, **info.stream._asdict())
     else:
-        pieces = trace.read_chunks(info.name, step, _BLOCK * stride, **stream(info))
+        pieces = trace.read_chunks(info.name, step, _BLOCK * stride, **info.stream._asdict())
         values = np.concatenate([piece[:_BLOCK] for piece in pieces])
     return np.where(np.isfinite(values), values, np.float32(0)) if count_nonfinite(values) else values
 

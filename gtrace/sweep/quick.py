@@ -8,7 +8,6 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from gtrace.kernels._jit import cache_folder
 from gtrace.sweep.gradients import Gradients, Kind
 from gtrace.sweep.jobs import OVERHEAD
 from gtrace.sweep.limits import CHUNK
@@ -122,11 +121,6 @@ def announce(
     else:
         said, more = f"{said}, seconds", f"{more}, about {most / mine:.0f} times as long"
     return said if len(codecs) >= every and len(here) == len(whole) else f"{said}; {more}"
-
-
-def wait_for_kernels() -> str:
-    """What to say before the first sweep on a machine, which compiles kernels; nothing if they are compiled."""
-    return "" if os.path.isdir(cache_folder()) else "kernels are compiled for this machine, once: a minute or two"
 
 
 def _in_words(seconds: float) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from gtrace.errors import TraceError, printable
 from gtrace.sweep.schema import COLUMNS, FORMAT, KEY, MEASURED, OF_CODEC, TABLES, TEXTS, VERSION
-from gtrace.trace.files import check_room
+from gtrace.trace.files import check_room, lock_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,11 +77,7 @@ def reading(path: Path, *, locked: bool = False) -> Iterator[sqlite3.Connection]
 def is_owned(path: Path) -> bool:
     """Whether a sweep is writing the file, see :func:`gtrace.sweep.store.own`."""
     with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno == errno.EWOULDBLOCK
-    return False
+        return not lock_file(file.fileno(), fcntl.LOCK_SH)
 
 
 def restrict(sql: sqlite3.Connection) -> None:
@@ -173,7 +169,9 @@ def read_meta(sql: sqlite3.Connection, path: Path) -> dict[str, Any]:
         raise ValueError("its provenance is not an object")  # noqa: TRY004 - damage
     selection = meta.get("selection")
     if selection is not None and not (
-        isinstance(selection, dict) and set(selection) == _SELECTED and _all_plain(selection)
+        isinstance(selection, dict)
+        and set(selection) == _SELECTED
+        and all(isinstance(v, list) and all(isinstance(one, (str, int)) for one in v) for v in selection.values())
     ):
         raise ValueError("its selection is not three lists")
     _check_plain(sql, TABLES)
@@ -182,10 +180,6 @@ def read_meta(sql: sqlite3.Connection, path: Path) -> dict[str, Any]:
 
 #: what a selection names
 _SELECTED = {"codecs", "steps", "tensors"}
-
-
-def _all_plain(selection: dict[str, Any]) -> bool:
-    return all(isinstance(v, list) and all(isinstance(one, (str, int)) for one in v) for v in selection.values())
 
 
 def load_json(text: object) -> Any:

@@ -37,11 +37,11 @@ from gtrace.sweep.rows import (
     expected_columns,
     identity,
     levels_of,
-    spec_name,
 )
 from gtrace.sweep.schema import EXPECTATION, NONFINITE
 from gtrace.sweep.sources import Sample, Seen, Values, source_of
 from gtrace.sweep.store import Row, RowTable
+from gtrace.trace.sketches import sketch_name
 from gtrace.types import WHOLE_MODEL, Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
@@ -543,7 +543,7 @@ class TensorReplay:
             if levels is not None and codec.needs is not None:
                 yield f"levels {codec}", levels
                 sketch = self.fits.sketch(Fitting((self._index,)), codec.needs)
-                yield f"density {spec_name(codec.needs)}", density(sketch)
+                yield f"density {sketch_name(codec.needs)}", density(sketch)
         curves = convergence(codecs, self.fits.sketches)
         if curves is not None:
             yield "convergence", curves

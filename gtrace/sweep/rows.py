@@ -16,6 +16,7 @@ from gtrace.fitting import alq_levels
 from gtrace.metrics import COMPARED, Comparison, ratio, relative, snr_db
 from gtrace.noise import Noise, noise_ratio
 from gtrace.sweep.schema import EXPECTATION
+from gtrace.trace.sketches import sketch_name
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
@@ -200,11 +201,6 @@ _PER_OCTAVE = 4
 _OCTAVES = 30
 
 
-def spec_name(spec: SummarySpec) -> str:
-    """A sketch's norm and bucket size as text, ``l2:8192``."""
-    return f"{spec.norm}:{spec.bucket_size or 'none'}"
-
-
 def levels_of(codec: Codec, state: State) -> dict[str, Any] | None:
     """The magnitudes that a level codec rounds to, if they are few enough to draw."""
     grid = level_grid(codec)
@@ -213,7 +209,7 @@ def levels_of(codec: Codec, state: State) -> dict[str, Any] | None:
     levels = grid.levels(state)
     if levels.size > MOST_LEVELS:
         return None
-    return {"levels": levels.tolist(), "zero": grid.zero, "law": spec_name(codec.needs)}
+    return {"levels": levels.tolist(), "zero": grid.zero, "law": sketch_name(codec.needs)}
 
 
 def density(sketch: MomentSketch) -> dict[str, Any]:

@@ -203,6 +203,7 @@ class _Sweep:
         asked: the codecs of each tensor and of the whole model.
         codecs: all of these, each once.
         settings: the settings that rows depend on.
+        limits: what :meth:`jobs` leaves out.
     """
 
     def __init__(self, trace: Trace, given: Iterable[Coding], options: SweepOptions) -> None:
@@ -220,8 +221,8 @@ class _Sweep:
             options.nonfinite,
             options.optimal and any(grid.adaptive for grid in map(level_grid, self.codecs) if grid is not None),
         )
-        self._limits = Limits(self.gradients.infos, self.codecs, options.draws, options.chunk)
-        self._limits.check()
+        self.limits = Limits(self.gradients.infos, self.codecs, options.draws, options.chunk)
+        self.limits.check()
 
     def fingerprint(self, trace: str | None = None) -> str:
         """The sweep's identity. Codecs, steps and draws only extend a sweep; anything that changes rows changes it.
@@ -292,10 +293,6 @@ class _Sweep:
         names = {name["codec"] for items in self.asked.values() for item in items for name in item.names}
         return {"codecs": sorted(names), "steps": sorted(self._steps), "tensors": list(self.asked)}
 
-    def limits(self) -> list[str]:
-        """What :meth:`jobs` left out, a line each."""
-        return self._limits.lines()
-
     def jobs(self, stored: Stored, again: Container[_Key] = ()) -> list[Job]:
         """The missing work per tensor; the largest tensors first, so that no worker ends with one of them.
 
@@ -342,8 +339,8 @@ class _Sweep:
             for among in dict.fromkeys(item.among for item in self.asked[job.tensor]):
                 own = [item for item in self.asked[job.tensor] if item.among == among]
                 named = replace(job, among=among, names={str(item.codec): item.names for item in own})
-                kept = self._limits.keep([item.codec for item in own], tensor_info)
-                for chunked, count, codecs in self._limits.split(job, kept):
+                kept = self.limits.keep([item.codec for item in own], tensor_info)
+                for chunked, count, codecs in self.limits.split(job, kept):
                     part = replace(named, chunked=chunked)
                     jobs.append(_with_missing(part, self._steps, codecs, count, stored, again, ends))
         return [job for job in jobs if job.wanted]
@@ -462,10 +459,10 @@ def write_sweep(
         try:
             store.add((), warnings=sweep.cautions())
             store.check_plans({str(c): c.digest for c in sweep.able if isinstance(c, CodecTable)})
-            store.select(sweep.selection())
+            store.note(selection=sweep.selection())
             stored = store.done()
             jobs = sweep.jobs(stored, _again(store, sweep, stored))
-            store.add((), warnings=sweep.limits())
+            store.add((), warnings=sweep.limits.lines())
             total = sum(len(job.wanted) for job in jobs)
             values = sum(job.values(wanted) for job in jobs for _, wanted in job.wanted)
             count = done = 0
@@ -551,7 +548,7 @@ def expectations(trace: Trace, codecs: Sequence[Codec], sink: Callable[[Block], 
     jobs = [replace(job, windows=()) for job in sweep.jobs({})]
     with ExitStack() as stack:
         sweep.runner(stack)(jobs, sink, None)
-    return [*sweep.cautions(), *sweep.limits()]
+    return [*sweep.cautions(), *sweep.limits.lines()]
 
 
 class Chosen(NamedTuple):

@@ -171,9 +171,10 @@ class Sample(Values):
             return _Scatter(0.0, math.nan)
         values, _ = self.values(index)
         state = ready(values.size)
+        blocks = [values[start : start + sample.block] for start in range(0, values.size, sample.block)]
         found = np.empty((groups, 3))
         for group in range(groups):
-            part = _every(values, sample, group, groups)
+            part = np.concatenate(blocks[group::groups])
             error = codec.expect(state, MomentSketch.from_spec(part, codec.needs)).squared_error
             found[group] = part.size, error / part.size, float(np.square(part, dtype=np.float64).sum()) / part.size
         weights, errors, energies = found[:, 0] / found[:, 0].sum(), found[:, 1], found[:, 2]
@@ -213,12 +214,6 @@ class _Scatter(NamedTuple):
         of freedom, the true error is then three times the reported one; otherwise 1.6 times.
         """
         return self.dominated or abs(missing) > _UNEXPLAINED * self.energy
-
-
-def _every(values: NDArray[np.float32], sample: BlockSample, first: int, stride: int) -> NDArray[np.float32]:
-    """Every ``stride``-th of the stored blocks, from ``first``."""
-    blocks = [values[start : start + sample.block] for start in range(0, values.size, sample.block)]
-    return np.concatenate(blocks[first::stride])
 
 
 def _stretched(row: Row, sample: BlockSample, whole: Totals, scatter: _Scatter, stored: int) -> Row:

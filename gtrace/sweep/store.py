@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import math
@@ -41,6 +40,7 @@ from gtrace.sweep.schema import (
     create,
     nonfinite_line,
 )
+from gtrace.trace.files import lock_file
 from gtrace.types import Tabular
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 #: attempts to lock a file, and seconds between them
 _TRIES, _PAUSE = 5, 0.02
-# File systems without such locks (some network ones) are written to without.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextmanager
@@ -79,10 +77,10 @@ def own(path: Path) -> Iterator[bool]:
         descriptor, new = os.open(path, flags), False
     _owned.add(descriptor)
     try:
-        if not _locked(descriptor):
-            raise _taken(path)
-        if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            raise _taken(path)
+        if not _locked(descriptor) or not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            raise OutputExistsError(
+                f"{path}: another sweep is writing this file; wait for its end, or choose another -o"
+            )
         yield new
     finally:
         _owned.discard(descriptor)
@@ -98,17 +96,10 @@ def _holds_nothing(path: Path) -> bool:
 
 def _locked(descriptor: int) -> bool:
     for _ in range(_TRIES):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return True
-            if error.errno != errno.EWOULDBLOCK:
-                raise
-            # Readers look whether a sweep owns the file, and let go at once.
-            time.sleep(_PAUSE)
-        else:
+        if lock_file(descriptor, fcntl.LOCK_EX):
             return True
+        # Readers look whether a sweep owns the file, and let go at once.
+        time.sleep(_PAUSE)
     return False
 
 
@@ -123,10 +114,6 @@ def _disown() -> None:
 
 
 os.register_at_fork(after_in_child=_disown)
-
-
-def _taken(path: Path) -> OutputExistsError:
-    return OutputExistsError(f"{path}: another sweep is writing this file; wait for its end, or choose another -o")
 
 
 _MEASURED = frozenset(MEASURED)
@@ -317,7 +304,7 @@ class ResultStore:
                     store = cls(cls._connect(path), path, owner.pop_all())
                     if grown:
                         store.grown = True
-                        store._note(fingerprint=fingerprint, provenance=provenance)
+                        store.note(fingerprint=fingerprint, provenance=provenance)
                     return store
                 if not force and not _holds_nothing(path):
                     why = "holds a sweep of other data or settings" if found else "is not a sweep"
@@ -387,11 +374,8 @@ class ResultStore:
         """(tensor, step, what) of the details that are there."""
         return set(self._connection.execute("SELECT tensor, step, what FROM details"))
 
-    def select(self, selection: Mapping[str, Any]) -> None:
-        """Remember what was asked for last: that is what reports show."""
-        self._note(selection=selection)
-
-    def _note(self, **facts: Any) -> None:
+    def note(self, **facts: Any) -> None:
+        """Remember facts about the sweep: ``selection`` is what was asked for last, which reports show."""
         with _writing(self.path), self._connection as sql:
             sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in facts.items()])
 

@@ -97,22 +97,28 @@ def choose_steps(
         UsageError: none of the given steps is there.
         TraceError: the trace has no steps at all.
     """
-    there = np.unique(np.concatenate([np.empty(0, np.int64), *(steps_of(trace, info) for info in infos)]))
-    if not there.size:
-        raise TraceError(f"{trace.path}: the trace is empty: no gradients were captured into it.")
+    chosen = wanted_steps(trace, frozenset[int]().union(*(steps_of(trace, info).tolist() for info in infos)), steps)
     if steps is not None:
-        chosen = frozenset(there.tolist()).intersection(steps)
-        if not chosen:
-            span = f"it has {there.size} step{'s' * (there.size > 1)} from {there[0]} to {there[-1]}"
-            raise UsageError(f"--steps: none of these steps is in the trace; {span}")
         return chosen
-    places = np.unique(np.linspace(0, max(there.size - 1, 0), min(most, there.size)).round().astype(np.int64))
-    return frozenset(there[places].tolist())
+    there = sorted(chosen)
+    places = np.linspace(0, len(there) - 1, min(most, len(there))).round().astype(np.int64).tolist()
+    return frozenset(there[place] for place in places)
+
+
+def wanted_steps(trace: Trace, there: frozenset[int], steps: Sequence[int] | None) -> frozenset[int]:
+    """Those of the given steps that are there; all that are there if none are given. Errors as :func:`choose_steps`."""
+    if not there:
+        raise TraceError(f"{trace.path}: the trace is empty: no gradients were captured into it.")
+    chosen = there if steps is None else there.intersection(steps)
+    if not chosen:
+        span = f"it has {len(there)} step{'s' * (len(there) > 1)} from {min(there)} to {max(there)}"
+        raise UsageError(f"--steps: none of these steps is in the trace; {span}")
+    return chosen
 
 
 def steps_of(trace: Trace, info: TensorInfo) -> NDArray[np.int64]:
     """Steps at which a tensor is present, int64[n], ascending."""
-    return trace.steps(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
+    return trace.steps(info.name, **info.stream._asdict())
 
 
 class Agreement(NamedTuple):

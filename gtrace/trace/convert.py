@@ -187,7 +187,7 @@ class _Rewritten:
         self._source = source
         self._info = info
         self._plan = plan
-        self._where: dict[str, Any] = {"rank": info.rank, "kind": info.kind, "optimizer": info.optimizer}
+        self._where = info.stream._asdict()
         numbers = source.statistics(info.name, **self._where)
         self._steps: list[int] = numbers["step"].tolist()
         self.size = numbers["n_valid"]

@@ -147,7 +147,7 @@ class _Rows:
         self.steps = steps
         self._lengths: list[dict[int, int]] = []
         for info in infos:
-            numbers = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
+            numbers = trace.statistics(info.name, **info.stream._asdict())
             self._lengths.append(dict(zip(numbers["step"].tolist(), numbers["n_valid"].tolist(), strict=True)))
 
     def at(self, step: int) -> Iterator[tuple[TensorInfo, tuple[int, ...]]]:
@@ -157,7 +157,7 @@ class _Rows:
                 yield info, _shape(info, lengths[step])
 
     def read(self, info: TensorInfo, step: int) -> NDArray[np.float32]:
-        return self.trace.read(info.name, step, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
+        return self.trace.read(info.name, step, **info.stream._asdict())
 
 
 def _shape(info: TensorInfo, size: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import re
@@ -81,6 +82,16 @@ def write_over(path: str, data: bytes) -> None:
         os.pwrite(descriptor, data.ljust(size), 0)
     finally:
         os.close(descriptor)
+
+
+def lock_file(descriptor: int, how: int) -> bool:
+    """Take a lock that ends with the process, if the file system has locks; whether it was free."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except OSError as error:
+        # Without locks (some network file systems) nothing is known about other processes.
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 def check_room(folder: str | os.PathLike[str], needed: int) -> None:

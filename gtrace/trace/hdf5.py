@@ -147,7 +147,7 @@ class _Hdf5Stream(Stream):
         self._tensors: dict[int, _Dataset] = {}
         self._names = _children(group, where)
         if "step" in self._names:
-            steps = self._table("step", 1, layout.STEP)
+            steps = self._dataset("step", 1, layout.STEP)
             self.steps = self._committed(steps.where, steps.read(slice(0, steps.shape[0]), "steps"))
         self._accept(self._find())
         self._find_present()
@@ -165,7 +165,9 @@ class _Hdf5Stream(Stream):
                 self._tensors[spec.index] = dataset
                 yield spec
 
-    def _dataset(self, entry: str, ndim: int, column: ColumnType, most_bytes: int) -> _Dataset:
+    def _dataset(
+        self, entry: str, ndim: int, column: ColumnType, most_bytes: int = layout.MAX_TABLE_CHUNK_BYTES
+    ) -> _Dataset:
         where = f"{self.where}/{printable(entry)}"
         with _reported(where):
             if entry not in self._names:
@@ -173,21 +175,18 @@ class _Hdf5Stream(Stream):
             node = self._group[entry]
             return _Dataset(node, where, column, ndim, most_bytes=most_bytes, file_bytes=self._file_bytes)
 
-    def _table(self, name: str, ndim: int, column: ColumnType) -> _Dataset:
-        return self._dataset(name, ndim, column, layout.MAX_TABLE_CHUNK_BYTES)
-
     def has(self, name: str) -> bool:
         return name in self._names
 
     def scalar(self, name: str) -> NDArray[np.float64]:
         rows = slice(0, self.steps.size)
-        return self._table(name, 1, layout.SCALAR).read(rows, "scalars") if rows.stop else np.empty(0)
+        return self._dataset(name, 1, layout.SCALAR).read(rows, "scalars") if rows.stop else np.empty(0)
 
     def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
         rows = self.steps.size
         if rows == 0:
             return np.empty((0, 0), column.dtype)
-        table = self._table(name, 2, column)
+        table = self._dataset(name, 2, column)
         return table.read(slice(0, rows), "statistics", slice(0, min(table.shape[1], self._columns)))
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from gtrace.errors import OutputExistsError, TraceError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.files import write_beside
+from gtrace.trace.files import lock_file, write_beside
 from gtrace.trace.format import Rows
 from gtrace.trace.rows import checksum_bytes
 
@@ -169,16 +169,6 @@ class JournalWriter:
         """Delete the file: all rows are in chunk files."""
         os.unlink(self._path)
         self.close()
-
-
-def lock_file(descriptor: int, how: int) -> bool:
-    """Take a lock that ends with the process, if the file system has locks; whether it was free."""
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except OSError as error:
-        # Without locks (some network file systems) nothing is known about other processes.
-        return not isinstance(error, BlockingIOError)
-    return True
 
 
 def hold(path: str | os.PathLike[str]) -> int | None:

@@ -12,9 +12,9 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions, on_host
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
-from gtrace.sweep.gradient_noise import stream
 from gtrace.sweep.gradients import Gradients, Kind
 from gtrace.sweep.limits import CHUNK
+from gtrace.trace.choose import steps_of
 from gtrace.training import vectors
 from gtrace.training.exchange import node_of
 from gtrace.training.ranks import Piece, RankCodecs, SimulatedRank, lockstep
@@ -131,15 +131,15 @@ class RankGradients:
 
     def __init__(self, trace: Trace, info: TensorInfo, step: int, seed: int) -> None:
         def read(one: TensorInfo, at: int) -> NDArray[np.float32]:
-            values = trace.read(one.name, at, **stream(one))[:VALUES]
+            values = trace.read(one.name, at, **one.stream._asdict())[:VALUES]
             return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
         same = (info.kind, info.name, info.optimizer)
         ranks = [one for one in trace.tensors if (one.kind, one.name, one.optimizer) == same and one.stage == "local"]
-        self._recorded = [read(one, step) for one in ranks if step in trace.steps(one.name, **stream(one))]
+        self._recorded = [read(one, step) for one in ranks if step in steps_of(trace, one)]
         self._first = self._recorded[0] if self._recorded else read(info, step)
         self._noise: NDArray[np.float32] | None = None
-        if {step - 1, step + 1} <= set(trace.steps(info.name, **stream(info)).tolist()):
+        if {step - 1, step + 1} <= set(steps_of(trace, info).tolist()):
             before, after = (read(info, other) for other in (step - 1, step + 1))
             # The noise of three consecutive steps, without a steady drift.
             noise = (before - 2 * self._first + after) / np.float32(math.sqrt(6.0))

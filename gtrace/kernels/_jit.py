@@ -36,7 +36,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _POLICY: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 #: nor helpers from Python
 _HELPER: Any = {**_POLICY, "no_cpython_wrapper": True}
-#: A process says that it compiles from this kernel or helper on, after a second or two. A first sweep has 200.
+#: A process says that it compiles when it reaches this kernel or helper, after a second or two. A first sweep has 200.
 _MANY = 20
 _compiled, _log = count(1), logging.getLogger(__name__)
 

@@ -128,7 +128,7 @@ class Gradients:
         large: the tensors whose values a trace does not keep from one reading to the next; so is the whole model.
 
     Raises:
-        UsageError: a glob matches nothing, or the trace has no gradients of this kind.
+        UsageError: a glob matches nothing, the trace has no gradients of this kind, or a tensor is called ``*``.
     """
 
     def __init__(self, trace: Trace, globs: Sequence[str] | None, kind: Kind | None, chunk: int) -> None:
@@ -136,6 +136,8 @@ class Gradients:
         self._chunk = chunk
         self.kind: Kind = _choose_kind(trace, kind)
         self.infos = _choose_tensors(trace, globs, self.kind)
+        if any(info.name == WHOLE_MODEL for info in self.infos):
+            raise UsageError("--tensors: a sweep calls the whole model '*'; leave out the tensor of this name: '[!*]*'")
         self.elements = {info.name: info.size for info in _choose_tensors(trace, None, self.kind)}
         others = {(info.kind, info.name) for info in trace.tensors if info.kind != self.kind}
         self.left_out = dict(Counter(other for other, _ in sorted(others) if other != SECOND_MOMENT))

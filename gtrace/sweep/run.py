@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from gtrace.codecs import (
 )
 from gtrace.codecs.assignment import CodecTable, Coding, HasTable, TableLike, coding_of
 from gtrace.codecs.plugins import package_versions
-from gtrace.errors import UsageError, keep_inputs, suggest
+from gtrace.errors import UsageError, keep_inputs, printable, suggest
 from gtrace.runlog import versions
 from gtrace.sweep.engine import Workers, run_jobs
 from gtrace.sweep.fits import Allocation
@@ -157,7 +157,7 @@ class SweepOptions:
         work: called with (values done, all of them): elements times codecs, and a little for each tensor.
 
     Raises:
-        UsageError: a number that is too small, or both ``jobs`` and ``scheduler``.
+        UsageError: a number that is too small, an unknown word, or both ``jobs`` and ``scheduler``.
     """
 
     steps: Sequence[int] | None = None
@@ -184,6 +184,12 @@ class SweepOptions:
             raise UsageError(f"sweep: draws cannot be {self.draws}; 0 means expectations alone")
         if self.chunk < 1:
             raise UsageError(f"sweep: chunk cannot be {self.chunk} elements; give a power of two such as {CHUNK}")
+        if self.jobs is not None and self.jobs < 1:
+            raise UsageError(f"sweep: jobs cannot be {self.jobs}; give at least 1")
+        for name, words in (("refit", get_args(Refit)), ("nonfinite", get_args(Nonfinite))):
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in words:
+                raise UsageError(f"sweep: {name} '{printable(value)}' is unknown; choose {', '.join(words)}")
         if self.scheduler is not None and self.jobs is not None:
             raise UsageError("--jobs: sets workers on this machine and cannot go with --scheduler; leave it out")
 

@@ -307,7 +307,11 @@ class ResultStore:
                         store.note(fingerprint=fingerprint, provenance=provenance)
                     return store
                 if not force and not _holds_nothing(path):
-                    why = "holds a sweep of other data or settings" if found else "is not a sweep"
+                    why = (
+                        "holds a sweep of other data or settings"
+                        if found
+                        else "is not a sweep that this gtrace can add to"
+                    )
                     raise OutputExistsError(
                         f"{path} already exists and {why}. Use --force to replace it or -o to write elsewhere."
                     )
@@ -357,6 +361,8 @@ class ResultStore:
         with reading(path, locked=True) as sql:
             meta = read_meta(sql, path)
             check_ends(sql, content_bytes(path))
+            # Fails if a table lacks a column.
+            sql.execute(f"SELECT 1 FROM ({ROWS}) LIMIT 1")  # noqa: S608
         value = meta.get("fingerprint")
         return value if isinstance(value, str) else None, meta.get("provenance", {})
 

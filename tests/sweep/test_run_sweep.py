@@ -1,7 +1,9 @@
+import contextlib
 import math
 import multiprocessing
 import os
 import signal
+import sqlite3
 import time
 
 import naive
@@ -353,3 +355,31 @@ def test_memory_starts_afresh_after_a_gap_and_survives_resuming(tmp_path):
     assert errors[0] == first[0]
     assert errors[10] == first[10], "a gap must clear the memory"
     assert errors[11] != first[11]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"jobs": -2}, "jobs cannot be -2"),
+        ({"refit": "nope"}, "refit 'nope' is unknown; choose pooled, previous, each, once"),
+        ({"nonfinite": "Skip"}, "nonfinite 'Skip' is unknown; choose skip, zero, error"),
+        ({"tensors": ["*"]}, r"calls the whole model '\*'; leave out the tensor of this name: '\[!\*\]\*'"),
+    ],
+)
+def test_options_that_would_measure_nothing_or_something_else(options, says):
+    trace = gtrace.trace.Trace.from_arrays({"*": np.ones(5), "w": np.ones(5)})
+    with pytest.raises(UsageError, match=says):
+        gtrace.run_sweep(trace, "terngrad", **{"tensors": ["[!*]*"]} | options)
+    assert set(gtrace.run_sweep(trace, "terngrad", tensors=["[!*]*"])["tensor"]) == {"w"}
+
+
+def test_a_result_file_that_lacks_a_column_is_kept(tmp_path):
+    out = tmp_path / "out.db"
+    trace = gtrace.trace.Trace.from_arrays({"w": np.ones(5)})
+    gtrace.run_sweep(trace, "terngrad", output=out)
+    with contextlib.closing(sqlite3.connect(out)) as sql:
+        sql.executescript("DROP VIEW rows; ALTER TABLE cells DROP COLUMN note")
+    before = out.read_bytes()
+    with pytest.raises(OutputExistsError, match="is not a sweep that this gtrace can add to"):
+        gtrace.run_sweep(trace, "terngrad", output=out)
+    assert out.read_bytes() == before

@@ -367,6 +367,12 @@ class Gradients:
             found.mean_abs if math.isnan(norm1) else norm1 / size,
         )
 
+    def bad_in_whole(self, name: str, step: int) -> int:
+        """Non-finite values in all of a tensor that is stored as a sample of blocks; 0 if the capture did not count."""
+        numbers = self._trace.statistics(name, **self._streams[name])
+        counts = numbers.get("whole_nonfinite", np.zeros(numbers["step"].size))
+        return int(np.nan_to_num(counts[np.searchsorted(numbers["step"], step)]))
+
     def noise(self, name: str) -> Callable[[int], Noise | None] | None:
         """A function that estimates the gradient noise of a tensor, or of the whole model, at a step.
 

@@ -154,6 +154,11 @@ class Sample(Values):
         super().__init__(gradients, job)
         self._sample = sample
 
+    def look(self, index: int, specs: Sequence[SummarySpec]) -> Seen:
+        """See :class:`Values`; non-finite values may be in blocks that are not stored."""
+        seen, step = super().look(index, specs), self._steps[index]
+        return seen._replace(nonfinite=max(seen.nonfinite, self._gradients.bad_in_whole(self._tensor, step)))
+
     def stretch(self, codec: Codec, index: int, ready: Callable[[int], State]) -> Callable[[Row], Row]:
         """A function that scales a row about the sample up to the whole tensor.
 

@@ -7,7 +7,7 @@ import pytest
 from helpers_trace import write_arrays
 
 import gtrace
-from gtrace.errors import UsageError
+from gtrace.errors import TraceError, UsageError
 from gtrace.trace import create_trace
 from gtrace.trace.rows import BLOCK, BlockSample, whole_numbers
 
@@ -94,3 +94,22 @@ def test_few_blocks_say_that_the_error_is_unknown(tmp_path):
     # Without numbers about the whole its energy is that of the sample, stretched.
     stored = float(np.square(sample.take(values), dtype=np.float64).sum())
     assert row["energy"] == pytest.approx(stored * TOTAL / sample.size)
+
+
+@pytest.mark.parametrize(
+    ("nonfinite", "note"), [("skip", "2 non-finite, skipped"), ("zero", "taken as zero; sample of")]
+)
+def test_values_that_are_not_finite_count_also_in_blocks_that_are_not_stored(tmp_path, nonfinite, note):
+    values, sample = gradient(), BlockSample.choose("w", TOTAL, 12 * BLOCK)
+    bad = next(k for k in range(0, TOTAL, BLOCK) if k not in sample.offsets)
+    with create_trace(tmp_path / "sample.zarr") as writer:
+        for step in range(2):
+            about = {"sample": sample.describe(), "shape": [TOTAL]}
+            writer.append(step, "w", sample.take(values), numbers=whole_numbers(values), **about)
+            values[bad : bad + 2] = np.nan, np.inf
+    found = gtrace.run_sweep(tmp_path / "sample.zarr", CODECS[:2], nonfinite=nonfinite)
+    assert [row["step"] for row in found.rows() if note in row["note"]] == [1] * 4
+    assert np.isfinite(found["squared_error"]).tolist() == [nonfinite == "zero" or step == 0 for step in found["step"]]
+    assert found.warnings[0].startswith("NaN or infinity in the gradients of 1 of 1 tensor, at 1 of 2 steps")
+    with pytest.raises(TraceError, match="w at step 1: 2 of"):
+        gtrace.run_sweep(tmp_path / "sample.zarr", CODECS[:2], nonfinite="error")

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from gtrace.trace import TensorInfo
 
 
-def sample_of(info: TensorInfo) -> BlockSample | None:
-    """The stored blocks of a tensor, None if all of it is stored."""
-    return BlockSample.read(None if info.sample is None else dict(info.sample))
-
-
 def sample_obstacle(item: Codec, sample: BlockSample) -> str | None:
     """Why a codec cannot be judged from a sample of blocks, None if it can."""
     more = "capture without --max-elements"
@@ -109,7 +104,7 @@ class Limits:
     def __init__(self, infos: Sequence[TensorInfo], codecs: Sequence[Codec], draws: int, chunk: int) -> None:
         self._infos, self._codecs, self._draws, self._chunk = infos, codecs, draws, chunk
         self._sketched = [info for info in infos if info.sketches]
-        self._samples = {info.name: sample for info in infos if (sample := sample_of(info)) is not None}
+        self._samples = {info.name: sample for info in infos if (sample := BlockSample.read(info.sample)) is not None}
         #: tensors without all of their values
         self._partial = [info for info in infos if info.sketches or info.name in self._samples]
         #: (what is stored, why) -> names of codecs

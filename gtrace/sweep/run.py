@@ -36,7 +36,7 @@ from gtrace.sweep.engine import Workers, run_jobs
 from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients, Kind
 from gtrace.sweep.jobs import LEFT_OUT, Block, Job, Nonfinite, Refit, Settings, any_burst, gaps_line, windows_of
-from gtrace.sweep.limits import CHUNK, Limits, sample_of
+from gtrace.sweep.limits import CHUNK, Limits
 from gtrace.sweep.noise_cost import CostJobs
 from gtrace.sweep.replay import has_optimum
 from gtrace.sweep.rows import identity
@@ -44,6 +44,7 @@ from gtrace.sweep.schema import EXPECTATION, OF_CODEC
 from gtrace.sweep.store import ResultStore, SweepResult
 from gtrace.trace import TensorInfo, Trace, open_trace
 from gtrace.trace.choose import part_of
+from gtrace.trace.rows import BlockSample
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
@@ -326,7 +327,8 @@ class _Sweep:
         for rank, one in enumerate(sorted(gradients.infos, key=lambda info: -info.size)):
             job = Job(one.name, _dtype_bits(one), gradients.steps[one.name], (), size=one.size, final=rank < _PICTURED)
             shape = one.shape if one.sample is None else None
-            bare.append((replace(job, sketched=bool(one.sketches), sample=sample_of(one), shape=shape), one))
+            sample = BlockSample.read(one.sample)
+            bare.append((replace(job, sketched=bool(one.sketches), sample=sample, shape=shape), one))
         jobs = []
         for job, tensor_info in bare:
             swept = self._steps | there[job.tensor]

@@ -324,8 +324,3 @@ class JournalRows:
             )
         start, stop = place
         return np.frombuffer(self.entries[row - self.base].values[start:stop], layout.VALUES)
-
-    @property
-    def records(self) -> list[Rows]:
-        """The records of these rows."""
-        return [entry.record for entry in self.entries]

@@ -296,7 +296,7 @@ class _ZarrStream(Stream):
         entries = parse_journal(files.read(where, MAX_BYTES) or b"", key.kind, where, tolerate)
         steps = self._read_steps()
         self._journal = JournalRows(entries, steps.size, where, tolerate)
-        late = [record.steps for record in self._journal.records]
+        late = [entry.record.steps for entry in self._journal.entries]
         self.steps = self._committed(folder, np.concatenate((steps, *late)))
         #: rows that are in chunks
         self._base = min(steps.size, self.steps.size)
@@ -349,11 +349,11 @@ class _ZarrStream(Stream):
         return self._committed(place, np.concatenate(parts), array.shape[0])
 
     def has(self, name: str) -> bool:
-        return name in self._tables or any(name in record.statistics for record in self._journal.records)
+        return name in self._tables or any(name in entry.record.statistics for entry in self._journal.entries)
 
     def scalar(self, name: str) -> NDArray[np.float64]:
         out = np.full(self.steps.size, np.nan)
-        out[self._base :] = [record.scalars[name][0] for record in self._journal.records]
+        out[self._base :] = [entry.record.scalars[name][0] for entry in self._journal.entries]
         if self._base:
             array = self._table(name, 1, layout.SCALAR)
             out[: self._base] = array.table(self._base, 1, np.nan, name)[:, 0]
@@ -365,8 +365,8 @@ class _ZarrStream(Stream):
             array = self._table(name, 2, column)
             early = array.table(self._base, min(array.shape[1], self._columns), column.fill, name)
             table[: self._base, : early.shape[1]] = early
-        for row, record in enumerate(self._journal.records, self._base):
-            values = record.statistics.get(name, np.empty((1, 0)))[0, : self._columns]
+        for row, entry in enumerate(self._journal.entries, self._base):
+            values = entry.record.statistics.get(name, np.empty((1, 0)))[0, : self._columns]
             table[row, : values.size] = values
         return table
 

@@ -175,7 +175,7 @@ def test_rows_between_chunks_and_journal_that_are_missing(writer, tmp_path):
     writer.restart(5)
     writer.append(5, record(5, 1), values(5, 1))
     rows, told = rows_of(parse(content(tmp_path))[0], 3)
-    assert rows.records == []
+    assert rows.entries == []
     assert told == ["here: begins at row 5, but chunks end at row 3; the trace is damaged"]
 
 

@@ -48,7 +48,6 @@ WRONG = {
     "sweep a.zarr --plan p.toml --error-feedback": "--error-feedback: is for --methods; a plan names its codecs.",
     "sweep a.zarr --methods topk --draws 0": "--draws 0: topk has no closed form, so nothing is measured; leave it out",
     "sweep a.zarr --all --bits 3": "--all measures everything: leave out --bits",
-    "sweep a.zarr --methods qsgd --ranks 8": "--ranks: says how many ranks exchange; give --exchange with it",
     # reports
     "report a.sweep.db --cluster 25Gbit/s": "--cluster: '25Gbit/s' needs ranks and link speed, e.g. 8x25Gbit/s.",
     "report a.sweep.db --cluster 8x1Mbit/s,10ms --ranks 4": "... already says how many ranks; leave one out.",

@@ -10,12 +10,12 @@ ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
     "files": 246,
-    "lines": 75_984,
-    "functions of one statement": 1_199,
+    "lines": 76_331,
+    "functions of one statement": 1_191,
     "of these below 100 lines, codecs and commands aside": 0,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 188,
+    "imports inside functions": 174,
     "cycles inside packages": 0,
     "class names used twice": 0,
     "definitions of encode and decode in codecs": 8,

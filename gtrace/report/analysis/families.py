@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, Rates, all_at_bits, bd_rate, envelope
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, Outcome, Rates, all_at_bits, bd_rate, envelope
 from gtrace.report.section import Column
 
 if TYPE_CHECKING:
@@ -264,6 +264,26 @@ class Configuration:
 MEASURES: dict[str, Measure] = {f.name: f.metadata["measure"] for f in fields(Configuration) if f.metadata}
 #: columns of a sweep that are summed up as their measures say
 SUMMED = {name: measure for name, measure in MEASURES.items() if measure.of}
+
+
+class Standing(NamedTuple):
+    """A method at a number of bits.
+
+    Attributes:
+        family: label.
+        error: over the energy of the gradient, for the workers and the coder of the analysis.
+        bias: the part of ``error`` that is bias.
+        bits: measured bits that it has this error at: those asked for, or fewer.
+        how: a key of :data:`gtrace.report.analysis.equal_bits.OUTCOMES`.
+        configurations: specs that it is interpolated between, or the one that it is.
+    """
+
+    family: str
+    error: float
+    bias: float
+    bits: float
+    how: Outcome
+    configurations: tuple[str, ...]
 
 
 class Leader(NamedTuple):

@@ -37,6 +37,7 @@ from gtrace.report.analysis.families import (
     Family,
     Leader,
     Measure,
+    Standing,
     bd_rates,
     curves_of,
     decisive,
@@ -199,6 +200,17 @@ class SweepAnalysis:
     def view(self, families: Sequence[Family] | None = None) -> list[int]:
         """One configuration of each family, for what is shown by layer or by step: the nearest to three bits."""
         return [i for i in map(self.nearest, self.families if families is None else families) if i >= 0]
+
+    def standings(self, bits: float) -> tuple[Standing, ...]:
+        """The methods that can be compared at a target, least error first."""
+        if bits not in self.targets:
+            return ()
+        k, found = self.targets.index(bits), []
+        for family in self.ranking(k):
+            at = family.at[k]
+            specs = tuple(dict.fromkeys(self.configurations[i].spec for i in (at.lower, at.upper)))
+            found.append(Standing(family.label, at.variance, at.bias, at.bits, at.outcome, specs))
+        return tuple(found)
 
     def comparison(self, one: str, other: str, bits: float) -> PairedComparison | None:
         """How two families (labels, in any order) were compared at a target, None if they were not."""

@@ -72,7 +72,7 @@ def group_tensors(
     if not tensors:
         raise UsageError("--group: the sweep has no rows of single tensors, only of the whole model")
     of_tensor = assign(tensors, groups)
-    # Each row of a tensor tells its ||g||^2 at one step.
+    # Each row of a tensor has its ||g||^2 at one step.
     energies = {}
     for name in tensors:
         mask = column == name

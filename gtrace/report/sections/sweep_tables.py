@@ -388,7 +388,7 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
 
 
 _COMPUTED = {"expected": "computed", "mixed": "partly computed"}
-#: numbers that are known in part, or in a way that a hint tells
+#: numbers that are known in part, or in a way that a hint says
 _CAREFUL: dict[str, Callable[[Configuration], Cell]] = {
     "bias": lambda c: value_cell(c.bias) if c.bias_known else value_cell(math.nan, hint="not known"),
     "bits": lambda c: value_cell(c.bits, hint=_COMPUTED.get(c.bits_source, "")),

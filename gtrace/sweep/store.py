@@ -372,8 +372,9 @@ class ResultStore:
         0 for a row without numbers: its gradient holds NaN or infinity.
         """
         with _writing(self.path):
-            window = "CASE WHEN energy IS NULL THEN 0 ELSE window END"
-            found = self._connection.execute(f"SELECT {', '.join(KEY)}, {window} FROM ({ROWS})")  # noqa: S608
+            found = self._connection.execute(
+                f"SELECT {', '.join(KEY)}, CASE WHEN energy IS NULL THEN 0 ELSE window END FROM ({ROWS})"  # noqa: S608
+            )
             return {(tensor, step, codec, draw): window for tensor, step, codec, draw, window in found}
 
     def details(self) -> set[tuple[str, int, str]]:

@@ -82,7 +82,7 @@ def test_what_a_sample_cannot_answer_is_left_out_with_a_line(codec, why, traces)
         gtrace.run_sweep(traces[1], [codec])
     result = gtrace.run_sweep(traces[1], [codec, "natural"], draws=0)
     assert set(result["codec"]) == {"natural"}
-    assert [why in line for line in result.warnings] == [True]
+    assert sum(why in line for line in result.warnings) == 1
 
 
 def test_few_blocks_say_that_the_error_is_unknown(tmp_path):

@@ -287,9 +287,10 @@ def _print_table(study: LinearStudy) -> None:
     console = print_results(columns, width=_NAME + 2, gap=1 if hinge else 2)
     count, n = study.data.a.shape
     seeds = len(study.seeds)
+    epochs = f"{study.epochs} epoch{'s' * (study.epochs > 1)}"
     which = f"seed {study.seeds[0]}" if seeds == 1 else f"seeds {study.seeds[0]} to {study.seeds[-1]}"
     text = (
-        f"{study.problem.name} on {study.data.name}: {count:,} samples of {n} features, {study.epochs} epochs, batches "
+        f"{study.problem.name} on {study.data.name}: {count:,} samples of {n} features, {epochs}, batches "
         f"of {study.batch_size}, step {study.rate:.3g}/epoch, {which}.\n"
         f"loss: {study.problem.measure}, of the mean of all models in the second half of the epochs.\n"
     )

@@ -98,14 +98,17 @@ class TracePath(click.ParamType["Path | str"]):
         raise TraceError(f"{path} is {what}, not a trace; {remedy.format(shlex.quote(str(path)))}.")
 
 
-def patterns(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+def patterns(_context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Shell patterns of an option that may be repeated or hold several with commas; a callback of click."""
-    return tuple(word for value in values for word in words(value))
+    return tuple(words(",".join(values), option.opts[0])) if values else ()
 
 
-def words(text: str) -> list[str]:
-    """What an option holds, with commas between."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+def words(text: str, option: str | None = None) -> list[str]:
+    """What an option holds, with commas between; UsageError if that is nothing and the option is named."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if option and not found:
+        raise UsageError(f"{option}: is empty; name something, or leave it out")
+    return found
 
 
 #: the annotation of a field, or of its items -> what click makes of a text

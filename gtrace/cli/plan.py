@@ -481,7 +481,7 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
     codecs = _codecs(settings)
     with open_trace(trace) as opened:
         steps = choose_steps(opened, choose_infos(opened, kind=settings.kind), settings.steps, MOST_STEPS)
-        globs = None if settings.tensors is None else words(settings.tensors)
+        globs = None if settings.tensors is None else words(settings.tensors, "--tensors")
         curves, warnings = measure(opened, codecs, steps=sorted(steps), tensors=globs, **arguments(settings, "measure"))
         outlook = Outlook(f"a sweep measures them: gtrace sweep {trace}")
         about = {"trace": str(trace), "trace_fingerprint": opened.fingerprint, _ATTRS: opened.attrs}
@@ -505,7 +505,9 @@ def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
         keep &= np.isin(result["method"], wanted) | np.isin(result["codec"], [*wanted, *specs.values()])
     if settings.tensors is not None:
         names = list(dict.fromkeys(result["tensor"].tolist()))
-        chosen = [name for pattern in words(settings.tensors) for name in _fitting(names, pattern, "--tensors")]
+        chosen = [
+            name for pattern in words(settings.tensors, "--tensors") for name in _fitting(names, pattern, "--tensors")
+        ]
         keep &= np.isin(result["tensor"], chosen)
     if settings.steps is not None:
         keep &= np.isin(result["step"], settings.steps)

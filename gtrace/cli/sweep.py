@@ -169,7 +169,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
     chosen = _Choice.of(settings)
     codecs = _codecs(settings, chosen)
     exchanges = _exchanges(settings, codecs)
-    globs = None if settings.tensors is None else words(settings.tensors)
+    globs = None if settings.tensors is None else words(settings.tensors, "--tensors")
     with open_trace(trace) as opened:
         steps = quick_steps(opened, globs, settings.kind) if chosen.few_steps else settings.steps
         if chosen.many and not settings.as_json:

@@ -41,6 +41,8 @@ WRONG = {
     "sweep a.zarr --methods topk --bits 3": "--bits: topk has no bits; leave it out (gtrace codecs topk ...",
     "sweep --mehtods all x": "No such option '--mehtods'. Did you mean '--methods'? (gtrace sweep --help ...",
     "sweep a.zarr --methods qsgd --tensors nope.*": "--tensors: no tensor matches 'nope.*'; known: w",
+    "sweep a.zarr --methods qsgd -o b.db --tensors ''": "--tensors: is empty; name something, or leave it out",
+    "info a.zarr --tensors ,": "--tensors: is empty; name something, or leave it out",
     "sweep a.zarr --methods qsgd --bucket-size 0": "codec qsgd: bucket_size=0 is out of range; it must be at least 1",
     "sweep a.zarr --methods qsgd -o missing/out.db": "missing/out.db: the folder missing does not exist; ...",
     "sweep a.zarr --methods qsgd --ranks 4": "--ranks: is for --exchange; name one, or leave it out.",

@@ -9,10 +9,13 @@ helper on its own, which takes as long again, and with each wrapper that lets C 
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import hashlib
 import logging
 import os
+import time
+import zlib
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
@@ -38,7 +41,11 @@ _POLICY: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _HELPER: Any = {**_POLICY, "no_cpython_wrapper": True}
 #: A process says that it compiles when it reaches this kernel or helper, after a second or two. A first sweep has 200.
 _MANY = 20
+#: seconds that a process waits for another one to compile a kernel, and after which it looks again
+_LONGEST, _LOOK = 120.0, 0.02
 _compiled, _log = count(1), logging.getLogger(__name__)
+#: a fork says nothing: it compiles for this process
+_process = os.getpid()
 
 
 @cache
@@ -55,6 +62,11 @@ def cache_folder() -> str:
         digest.update(source.read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return str(root / "gtrace" / f"kernels-{digest.hexdigest()}")
+
+
+def nothing_compiled() -> bool:
+    """Whether no process has compiled any kernel on this machine."""
+    return not any(Path(cache_folder()).rglob("*.nbc"))
 
 
 @cache
@@ -102,7 +114,7 @@ def _whole(dispatcher: Any) -> Iterator[None]:
 
     The compiler makes millions of objects and no garbage worth collecting; looking for it takes a quarter of the time.
     """
-    if next(_compiled) == _MANY:
+    if next(_compiled) == _MANY and os.getpid() == _process:
         _log.warning("gtrace: compiling kernels, once on this machine: up to a minute")
     context = dispatcher.targetctx
     codegen, collects = context.codegen(), gc.isenabled()
@@ -188,13 +200,50 @@ class _MachineCode(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
-    """The compiled signatures of one kernel on disk."""
+    """The compiled signatures of one kernel on disk; processes that want the same kernel compile it once."""
 
     _impl_class = _MachineCode
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
+        found = self._stored(signature, target_context)
+        if found is None and self._turn(fcntl.LOCK_EX | fcntl.LOCK_NB):
+            # Another process may have stored it while this one waited.
+            found = self._stored(signature, target_context)
+            if found is not None:
+                self._turn(fcntl.LOCK_UN)
+        return found
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        try:
+            super().save_overload(signature, result)  # type: ignore[no-untyped-call]
+        finally:
+            self._turn(fcntl.LOCK_UN)
+
+    def _stored(self, signature: Any, target_context: Any) -> Any:
         with self._guard_against_spurious_io_errors():
             return self._load_overload(signature, target_context)  # type: ignore[no-untyped-call]
+
+    def _turn(self, how: int) -> bool:
+        """Take or end this process's turn to compile the kernel; False if the folder has no locks, or it takes long."""
+        place, limit = zlib.crc32(self._impl.filename_base.encode()), time.monotonic() + _LONGEST
+        while time.monotonic() < limit:
+            try:
+                # A child does not inherit these locks, and they end with a process.
+                fcntl.lockf(_turns(self.cache_path), how, 1, place)
+            except BlockingIOError:
+                time.sleep(_LOOK)
+            except OSError:
+                break
+            else:
+                return True
+        return False
+
+
+@cache
+def _turns(folder: str) -> int:
+    """A file of which processes lock the byte of each kernel that they compile."""
+    os.makedirs(folder, exist_ok=True)
+    return os.open(os.path.join(folder, "turns"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def jit(function: F) -> F:

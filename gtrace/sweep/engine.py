@@ -20,10 +20,12 @@ import threading
 import traceback
 import warnings
 from collections import deque
+from dataclasses import replace
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from gtrace.errors import GtraceError, TraceError
+from gtrace.kernels._jit import nothing_compiled
 from gtrace.sweep.jobs import Block, Job, Settings
 from gtrace.sweep.replay import Replay, batches
 
@@ -162,6 +164,11 @@ class _Forked(Generic[Task, Result]):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()
+
+    def begin(self, numbers: Iterable[int]) -> None:
+        """Run tasks one after the other; nobody waits for what they give."""
+        for number in numbers:
+            self._pipe.send(number)
 
     def run(self, number: int) -> Iterator[Result]:
         """The results of a task.
@@ -422,4 +429,35 @@ def run_jobs(
     if workers.number > 1 and tasks:
         # One tensor is enough to load the kernels of all, which happens before there are workers.
         tasks[-1:] = [part for part in (tasks[-1][:-1], tasks[-1][-1:]) if part]
-    spread(tasks, run, sink, workers, size, room)
+    others = _rehearse(tasks, run, workers) if tasks and nothing_compiled() and workers.processes else []
+    try:
+        spread(tasks, run, sink, workers, size, room)
+    finally:
+        for other in others:
+            other.close()
+
+
+def _rehearse(
+    tasks: Sequence[Sequence[Job]], run: Callable[[Sequence[Job]], Iterator[Block]], workers: Workers
+) -> list[_Forked[Any, None]]:
+    """Processes that go through a step with one method after another, for the sake of the kernels that they compile.
+
+    A kernel is compiled by whoever wants it first, while others wait, so this process finds some of them compiled.
+    """
+    # The smallest of those that go alone: its kernels are not those of the first task.
+    job = next((batch[0] for batch in reversed(tasks[:-1]) if len(batch) == 1), tasks[-1][0])
+    index, wanted = job.wanted[0]
+    methods = {codec.name: (codec, draws) for codec, draws in wanted}
+    parts = [replace(job, wanted=((index, (each,)),), names={}, final=True) for each in methods.values()]
+
+    def rehearse(part: Job) -> Iterable[None]:
+        for _ in run((part,)):
+            pass
+        return ()
+
+    others: list[_Forked[Job, None]] = []
+    number = min(workers.number - 1, len(parts))
+    for place in range(number):
+        others.append(_Forked(parts, rehearse, others, [part.size for part in parts]))
+        others[-1].begin(range(place, len(parts), number))
+    return others

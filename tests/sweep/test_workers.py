@@ -13,7 +13,7 @@ from helpers_sweep import rows_of, write_trace
 
 import gtrace
 from gtrace.errors import TraceError
-from gtrace.sweep.engine import Workers, spread
+from gtrace.sweep.engine import Replay, Workers, spread
 from gtrace.trace import Trace, open_trace
 
 FORKED = multiprocessing.get_context("fork")
@@ -177,6 +177,29 @@ def test_a_sweep_has_the_same_store_with_any_number_of_workers(tmp_path):
     assert not Workers.of(Trace.from_arrays({"a": [1.0]}), 2).fork
     alone = stored(1)
     assert repr(apart(lambda: stored(2))) == repr(apart(lambda: stored(3))) == repr(alone)
+
+
+def test_where_nothing_is_compiled_other_processes_go_through_a_step_with_one_method_each(tmp_path, monkeypatch):
+    trace = open_trace(write_trace(tmp_path / "t.zarr"))
+    specs, seen = ["qsgd:bits=2", "qsgd:bits=3", "topk", "signsgd"], tmp_path / "seen"
+    plain = rows_of(gtrace.run_sweep(trace, specs, jobs=1))
+    seen.touch()
+
+    def replay(gradients, jobs, *rest):
+        codecs = [str(codec) for codec, _ in jobs[0].wanted[0][1]]
+        if len(codecs) == 1:
+            with seen.open("a") as file:
+                file.write(f"{codecs[0]} {jobs[0].tensor} {len(jobs[0].wanted)}\n")
+        else:
+            end = time.monotonic() + 60
+            while len(seen.read_text().splitlines()) < 3 and time.monotonic() < end:
+                time.sleep(0.01)
+        return Replay(gradients, jobs, *rest)
+
+    monkeypatch.setattr("gtrace.sweep.engine.Replay", replay)
+    monkeypatch.setattr("gtrace.sweep.engine.nothing_compiled", lambda: True)
+    assert apart(lambda: rows_of(gtrace.run_sweep(trace, specs, jobs=3))) == plain
+    assert sorted(seen.read_text().splitlines()) == ["qsgd:bits=3 fc.bias 1", "signsgd fc.bias 1", "topk fc.bias 1"]
 
 
 @pytest.mark.parametrize(("room", "most"), [(1, 1), (2, 2), (9, 3)])

@@ -12,7 +12,7 @@ import numpy as np
 from gtrace.codecs import Codec, level_grid
 from gtrace.codecs.grids import LeastVariance
 from gtrace.coding import ENVELOPE_BYTES
-from gtrace.fitting import alq_levels
+from gtrace.fitting import alq_levels, expected_variance
 from gtrace.metrics import COMPARED, Comparison, ratio, relative, snr_db
 from gtrace.noise import Noise, noise_ratio
 from gtrace.sweep.schema import EXPECTATION
@@ -255,5 +255,6 @@ def convergence(codecs: Iterable[Codec], sketches: dict[SummarySpec, MomentSketc
     for start in STARTS:
         _, history = alq_levels(sketch, grid.bits, grid.zero, grid.weighted, "cd", start, history=True, sweeps=SWEEPS)
         curves[start] = history.tolist()
-    _, best = alq_levels(sketch, grid.bits, grid.zero, grid.weighted, history=True)
-    return {"codec": str(codec), "objective": curves, "best": float(best[-1])}
+    levels = alq_levels(sketch, grid.bits, grid.zero, grid.weighted)
+    best = expected_variance(sketch, levels, grid.zero, grid.weighted)
+    return {"codec": str(codec), "objective": curves, "best": best}

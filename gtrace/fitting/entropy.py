@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,9 +50,12 @@ def entropy_levels(sketch: MomentSketch, bits: float) -> tuple[float, float]:
         step and exponent for :func:`spaced_levels`; the finest step if even that has a smaller entropy.
     """
 
+    bins = sketch.bins()
+
+    @cache
     def step_of(exponent: float) -> float:
         def above(step: float) -> float:
-            return spaced_entropy(sketch.bins(), step, exponent, MOST) - bits
+            return spaced_entropy(bins, step, exponent, MOST) - bits
 
         if above(_SMALLEST) <= 0:
             return _SMALLEST
@@ -63,6 +67,7 @@ def entropy_levels(sketch: MomentSketch, bits: float) -> tuple[float, float]:
             found = min(_LARGEST, found * (1 + 1e-3))
         return found
 
+    @cache
     def error(exponent: float) -> float:
         return sketch.expected_error(spaced_levels(step_of(exponent), exponent))
 

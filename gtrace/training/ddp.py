@@ -91,7 +91,7 @@ class RankOptions:
         seed: seed of the rounding; ranks and stages have keys of their own.
         refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
         nonfinite: what to do with a gradient that holds NaN or infinity. ``pass``, the default, makes the average NaN,
-            as it would be without a codec, so that a gradient scaler skips the step; others as in :class:`Exchange`.
+            so that a gradient scaler skips the step; :class:`Exchange` has the others, and what memory does.
         compare_every: interval in steps at which the same gradients also go through plain all-reduces in float32 and
             bfloat16, for ``comparison``; 0 for never.
 

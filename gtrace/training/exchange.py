@@ -247,8 +247,10 @@ class Exchange:
         seed: seed of the rounding.
         refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves this worker's tensor
-            out of the mean, ``zero`` sends zeros instead, ``error`` raises, ``pass`` leaves the tensor as it
-            would be without a codec, for the training to handle (a gradient scaler skips the step).
+            out of the mean, ``zero`` sends zeros instead, ``error`` raises, ``pass`` makes the tensor's average NaN,
+            for the training to handle (a gradient scaler skips the step), and leaves that of a lone worker as it is.
+            Of several workers, as of real ranks, those with finite values have sent theirs then: codecs are fitted,
+            and memory settles, except with a linear codec.
         down: a server sends the average through this codec, with keys of its own, and all workers get the same
             bytes; ``same`` for the workers' codec. None: the average is sent exactly.
 
@@ -321,7 +323,8 @@ class Exchange:
         self._shapes = {} if self._whole else shapes
         flat = [self._flatten(tensors) for tensors in gradients]
         tally, bad = Tally(), list[Bad]()
-        sending, aggregated = self._sendable(flat, step, bad)
+        sending, passing = self._sendable(flat, step, bad)
+        aggregated = dict(passing)
         for worker in range(self.workers):
             own = ((name, values) for name, sent in sending.items() for one, values in sent if one == worker)
             self._allocate(worker, own, step, tally)
@@ -342,6 +345,10 @@ class Exchange:
             seconds = time.thread_time() - start
             tally.codec_seconds += seconds
             tally.decode_seconds += seconds
+            for values, arrived in zip(exact, decoded, strict=True):
+                tally.add_sent(values, arrived)
+            if name in passing:
+                continue
             waiting[name] = exact, decoded
             # A server that allocates among tensors needs all averages before it sends one on.
             if not down:
@@ -354,7 +361,7 @@ class Exchange:
     def _sendable(
         self, flat: Sequence[Mapping[str, Vector]], step: int, bad: list[Bad]
     ) -> tuple[dict[str, list[tuple[int, Vector]]], dict[str, Vector]]:
-        """The values that go through codecs, by tensor and worker, and the means of tensors that are sent exactly."""
+        """The values that go through codecs, by tensor and worker, and averages that are not finite."""
         sending: dict[str, list[tuple[int, Vector]]] = {}
         passing: dict[str, Vector] = {}
         for name in dict.fromkeys(name for tensors in flat for name in tensors):
@@ -369,8 +376,10 @@ class Exchange:
                 if kept is not None:
                     sending[name].append((worker, kept))
             if self.nonfinite == "pass" and len(sending[name]) < len(sent):
-                del sending[name]
-                passing[name] = vectors.plain_mean([values for _, values in sent])
+                # As between ranks: the others send theirs, because they do not know of it.
+                if self.rules.choose(name, len(values)).linear:
+                    sending[name] = []
+                passing[name] = values if self.workers == 1 else values * math.nan
         return sending, passing
 
     def _finish(
@@ -387,8 +396,6 @@ class Exchange:
         for name, (exact, decoded) in waiting.items():
             if self._down is not None:
                 aggregated[name] = self._travel(name, _SERVER, aggregated[name], step, tally)
-            for values, arrived in zip(exact, decoded, strict=True):
-                tally.add_sent(values, arrived)
             # The mean is rounded to float32 like every aggregate, so that an exact exchange has no error.
             energy, error = vectors.error_of(vectors.plain_mean(exact), aggregated[name])
             tally.energy += energy

@@ -9,6 +9,7 @@ from gtrace.coding.sketches import pack_sketch, unpack_sketch
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.pooling import pooled
 from gtrace.training import Exchange
+from gtrace.training.exchange import Tally
 from gtrace.training.ranks import NOT_FINITE, Piece, SimulatedRank, lockstep
 from gtrace.training.ways import averaging, split_tensor, way
 from gtrace.types import Key
@@ -97,6 +98,29 @@ def test_one_shot_gives_every_rank_the_average_that_simulated_workers_have(spec,
         if spec == "powersgd":
             assert codecs.tally.payload_bits == 3 * 32 * (2 * (100 + 200) + 2 * (30 + 100) + 10)
             assert codecs.tally.frame_bits == 3 * 8 * 3
+
+
+@pytest.mark.parametrize("spec", ["alq:bits=3", "ef:topk:ratio=0.05", "ef21:topk:ratio=0.05", "powersgd", MIXED])
+def test_what_passes_with_nan_leaves_the_memory_of_simulated_workers_as_that_of_ranks(spec):
+    everyone = [rank_codecs(SimulatedRank(rank, 3), spec) for rank in range(3)]
+    simulated = Exchange(spec, 3, seed=3, refit="once", nonfinite="pass")
+    for step in range(3):
+        own = [gradients(rank, step) for rank in range(3)]
+        if step < 2:
+            own[step][1][7] = np.nan
+        given = [[NOT_FINITE if np.isnan(values).any() else values for values in each] for each in own]
+        averages = averaged(everyone, spec, given, step)[0]
+        shaped = [zip(NAMES, each, SHAPES, strict=True) for each in own]
+        found = simulated.step(step, [{name: g.reshape(shape) for name, g, shape in each} for each in shaped])
+        assert np.isnan(averages[1]).all() == (step < 2)
+        for name, average in zip(NAMES, averages, strict=True):
+            off = 1e-5 * float(np.abs(average).max()) if spec == "powersgd" else 0
+            np.testing.assert_allclose(found.gradients[name].reshape(-1), average, atol=off, rtol=0)
+        for field in ("payload_bits", "shared_bits", "worker_squared_error"):
+            total = sum(getattr(one.tally, field) for one in everyone)
+            assert getattr(found.tally, field) == pytest.approx(total, rel=1e-5), field
+        for one in everyone:
+            one.tally = Tally()
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -17,8 +17,8 @@ Records, by their ``type``:
   workers), ``fit_seconds`` (part of ``codec_seconds``), ``nonfinite`` (how many gradient values were NaN or infinite).
   If they apply: ``sim_seconds`` (of the step over the simulated network), ``codec_bits`` (bits of the codec that a
   policy chose), ``node``, ``reward``, ``explored`` (of MQGrad's agent; the last two at the steps of its decisions),
-  ``down_bits`` (of the server's average on its way back, one copy). A run whose bits are chosen is called
-  ``CODEC@POLICY``.
+  ``down_bits`` (of averages that a server or all ranks sent on, one copy of each). A run whose bits are chosen is
+  called ``CODEC@POLICY``.
   ``weight_error`` is ||quantized weights - weights||^2 / ||weights||^2, in runs that quantize them.
 - ``measure``: ``run``, ``seed``, ``step``, and about the workers' averaged gradient of this step, before the optimizer
   used it: ``relative_variance``, ``noise_ratio`` (all of its squared error, bias included, over tr Cov of the exact

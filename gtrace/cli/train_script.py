@@ -370,11 +370,12 @@ def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> Iterator[str]:
             f"collectives for others and spent {1000 * tally.wire_seconds / steps:.3g} ms a step in them, "
             f"{1000 * tally.codec_seconds / steps:.3g} ms of CPU time on the codec"
         )
-        if tally.down_energy:
-            onward = 32 * tally.down_bits * summary.world_size / tally.float32_bits
-            yield (
-                f"gtrace: second shot: {onward:.2f} bits per value, "
-                f"relative variance {tally.down_squared_error / tally.down_energy:.3g} of the average"
+        if tally.down_bits:
+            yield f"gtrace: second shot: {32 * tally.down_bits / tally.float32_bits:.2f} bits per value" + (
+                f", relative variance {tally.down_squared_error / tally.down_energy:.3g} of the averages that this "
+                "rank sent on"
+                if tally.down_energy
+                else ""
             )
         if summary.comparisons:
             compared = len(summary.comparisons)

@@ -318,7 +318,7 @@ class RankExchange:
         assert codecs is not None
         averages = self._exchange(codecs, pieces, values)
         tally, codecs.tally = codecs.tally, Tally()
-        self._codecs.tally.add(tally.sent_on())
+        self._codecs.tally.add(tally.sent_on(self._codecs.place.size))
         return averages
 
     def end_step(self) -> None:

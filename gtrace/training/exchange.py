@@ -88,7 +88,7 @@ class Tally:
         codec_seconds: CPU time of fitting, encoding, decoding and aggregating.
         fit_seconds: the part of it that fitting took.
         decode_seconds: the part of it that decoding and aggregating took.
-        down_bits: bits that were sent on after a sum, in two shots between ranks; for a server's average, one copy.
+        down_bits: bits of averages that were sent on, by all ranks in two shots, or by a server; one copy of each.
         down_squared_error: ||sent on - sum||^2 there, over the pieces that this rank sums up.
         down_energy: ||sum||^2 of those pieces.
         frame_bits: bits that separate several messages of a rank.
@@ -164,9 +164,9 @@ class Tally:
         self.down_energy += energy
         self.down_squared_error += error
 
-    def sent_on(self) -> Tally:
-        """The same for values that are averages already, beside the costs of the exchange that made them."""
-        sent_on = Tally(**{name: getattr(self, name) for name in _COSTS}, down_bits=self.bits)
+    def sent_on(self, owners: int) -> Tally:
+        """The same for one of so many equal parts of averages, beside the costs of the exchange that made them."""
+        sent_on = Tally(**{name: getattr(self, name) for name in _COSTS}, down_bits=owners * self.bits)
         sent_on.down_squared_error, sent_on.down_energy = self.worker_squared_error, self.worker_energy
         return sent_on
 

@@ -351,6 +351,8 @@ class JointWorkers:
         for rank in self._ranks:
             tally.add(rank.codecs.tally)
             rank.codecs.tally = Tally()
+        # Each rank counts the same averages.
+        tally.down_bits //= len(self._ranks)
         for name, arrived in self._ranks[0].arrived.items():
             exact = [rank.sent[name] for rank in self._ranks if name in rank.sent]
             if len(exact) == len(self._ranks):

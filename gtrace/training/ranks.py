@@ -343,7 +343,10 @@ class RankCodecs:
     def encode(
         self, pieces: Sequence[Piece], values: Sequence[Values], role: Role, step: int
     ) -> Exchanging[list[Message | NotFinite | None]]:
-        """This rank's messages for some pieces, fitted first where the schedule says so; counted as ``role`` says."""
+        """This rank's messages for some pieces, fitted first where the schedule says so.
+
+        Averages that are sent on are counted where they arrive: each rank gets those of all.
+        """
         tally, start = self.tally, time.thread_time()
         if self._common and role == "up":
             yield from self._agree(pieces, values, step)
@@ -364,8 +367,6 @@ class RankCodecs:
             if role == "up":
                 tally.payload_bits += message.payload_bits
                 tally.shared_bits += message.shared_bits
-            else:
-                tally.down_bits += message.payload_bits + message.shared_bits
             tally.envelope_bits += 8 * ENVELOPE_BYTES
         tally.frame_bits += 8 * HEADER_BYTES * len(pieces)
         return messages

@@ -16,7 +16,7 @@ import numpy as np
 
 from gtrace.codecs import Codec, Composed
 from gtrace.codecs.base import Averaged, advance
-from gtrace.codecs.link import on_host
+from gtrace.codecs.link import Message, on_host
 from gtrace.codecs.wrappers import Wrapper
 from gtrace.coding import pack_fixed, unpack_fixed, width_for
 from gtrace.errors import UsageError
@@ -120,7 +120,10 @@ def _cut_and_sent_on(
     frames = yield [onward] * size
     for one, frame in enumerate(frames):
         theirs = [pieces[k] for k in owned[one]]
-        final = codecs.decode(theirs, unpack(frame, len(theirs)), "down", one)
+        messages = unpack(frame, len(theirs))
+        sent = [message for message in messages if isinstance(message, Message)]
+        codecs.tally.down_bits += sum(message.payload_bits + message.shared_bits for message in sent)
+        final = codecs.decode(theirs, messages, "down", one)
         for k, piece, array in zip(owned[one], theirs, final, strict=True):
             targets[k][:] = piece.mean([array])
         if one == rank:
@@ -269,10 +272,10 @@ def shared_scale(codecs: RankCodecs, whole: Sequence[Piece], values: Sequence[Ve
     mine = owned[codecs.place.rank]
     widths = [_wide(_adding(piece.codec).parts, size) for piece in pieces]
     onward = [pack_fixed(total.astype(np.uint16), widths[k]) for total, k in zip(sums, mine, strict=True)]
-    codecs.tally.down_bits += 8 * sum(map(len, onward))
     frames = yield [join(onward)] * size
     for chosen, frame in zip(owned, frames, strict=True):
         for k, data in zip(chosen, split(frame, len(chosen)), strict=True):
+            codecs.tally.down_bits += 8 * len(data)
             total = unpack_fixed(data, pieces[k].size, widths[k], 1 << widths[k]).astype(np.int64)
             targets[k][:] = mean(k, total)
     return averages

@@ -157,7 +157,7 @@ WORLD, VALUES = 4, 1000
 
 def ranks_log(world=WORLD, exchange="two-shot", down=0.75):
     study = {**STUDY, "task": "train.py", "workers": 1, "world_size": world, "exchange": exchange}
-    sent = {"bits_float32": 32.0 * VALUES, "down_bits": down * VALUES / WORLD, "wire_bytes": 500}
+    sent = {"bits_float32": 32.0 * VALUES, "down_bits": down * VALUES, "wire_bytes": 500}
     compared = {"relative_variance": 0.3, "bf16_variance": 6e-6}
     steps = [step("qsgd:bits=3", k, 2.0 - 0.1 * k, 2.0 * VALUES) | sent for k in range(8)]
     steps = [one | compared if down and k % 4 == 0 else one for k, one in enumerate(steps)]

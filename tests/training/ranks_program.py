@@ -239,7 +239,9 @@ def averages() -> None:
         elif exchange == "two-shot":
             error, energy = tally.down_squared_error, tally.down_energy
             # A rank may have nothing to sum up: these tensors are smaller than a bucket and have one owner each.
-            assert (error > 0) == (energy > 0) == (tally.down_bits > 0), what
+            assert (error > 0) == (energy > 0), what
+            assert same_everywhere(tally.down_bits), what
+            assert tally.down_bits == sum(one.tally.down_bits for one in simulated.codecs) / world > 0, what
             # Shares of sparsity may leave next to nothing of a small piece, and few large values stay.
             assert error <= (8 if "allocation" in spec else 1.5) * energy, what
 

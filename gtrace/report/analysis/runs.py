@@ -519,7 +519,7 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
     """
     study = dict(records[0])
     workers = max(int(_number(study, "workers", name, missing=1.0)), 1)
-    world = _world_size(study) if study.get("exchange") else 0
+    ranks = bool(study.get("exchange"))
     grouped: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for record in records[1:]:
         if record["type"] in ("step", "eval", "end", "shadow", "measure"):
@@ -527,7 +527,7 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
                 raise TraceError(f"{name}: a {record['type']} record names no run; the run log is damaged")
             seed = int(_number(record, "seed", name, missing=0.0))
             grouped.setdefault((str(record["run"]), seed), []).append(record)
-    runs = [_run(spec, seed, found, workers, world, name) for (spec, seed), found in grouped.items()]
+    runs = [_run(spec, seed, found, workers, ranks, name) for (spec, seed), found in grouped.items()]
     runs.sort(key=lambda run: run.spec != BASELINE)
     return RunLogAnalysis(
         name=name,
@@ -547,7 +547,7 @@ def _world_size(study: Mapping[str, Any]) -> int:
     return max(world, 1) if isinstance(world, int) else 1
 
 
-def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, world: int, name: str) -> LoggedRun:
+def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, ranks: bool, name: str) -> LoggedRun:
     of = {kind: [r for r in records if r["type"] == kind] for kind in ("step", "eval", "end", "measure", "shadow")}
     steps, evals = (sorted(of[kind], key=lambda r: _number(r, "step", name)) for kind in ("step", "eval"))
     end = of["end"][0] if of["end"] else None
@@ -586,16 +586,16 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, w
         codec_bits=column(steps, "codec_bits"),
         equivalent_batch=column(of["measure"], "equivalent_batch"),
         shadow=_shadow(of["shadow"], name),
-        ranks=_ranks(steps, world, name) if world else None,
+        ranks=_ranks(steps, name) if ranks else None,
     )
 
 
-def _ranks(steps: list[Mapping[str, Any]], world: int, name: str) -> RankCosts:
-    """Sums over the steps of the rank that wrote the log; each rank sends on one of ``world`` equal parts."""
+def _ranks(steps: list[Mapping[str, Any]], name: str) -> RankCosts:
+    """Sums over the steps of the rank that wrote the log."""
     column = partial(_column, name, steps)
     keys = ("bits", "bits_float32", "down_bits", "wire_bytes")
     bits, float32, down, given = (float(np.nansum(column(key))) for key in keys)
-    values, down, bf16 = float32 / 32, world * down, column("bf16_variance")
+    values, bf16 = float32 / 32, column("bf16_variance")
     compared = np.isfinite(bf16)
     return RankCosts(
         up_bits=bits / values if values else math.nan,

@@ -216,20 +216,20 @@ class Goal:
     notes: tuple[str, ...] = ()
     #: what codecs cost over how many steps; None for the error
     ratios: NoiseRatios | None = None
-    horizon: int = 0
-    #: samples of one gradient
-    batch: float = math.nan
+    outlook: Outlook | None = None
 
     def forecast(self, plan: Plan, curves: Curves) -> Plan:
         """The plan with what it is predicted to cost."""
         from gtrace.planning.plan import PlanForecast
 
-        if self.ratios is None:
+        found = self.outlook
+        if self.ratios is None or found is None:
             return plan
         rows = [(row.error, curves.codecs.index(row.codec)) for row in plan.tensors]
         low, high = (sum(error * ends[k] for error, k in rows) for ends in (self.ratios.low, self.ratios.high))
-        size = [self.batch / (1 + ratio) for ratio in (plan.totals.error, high, low)]
-        return replace(plan, horizon=PlanForecast(self.horizon, self.batch, *size))
+        size, least, most = (found.batch / (1 + ratio) for ratio in (plan.totals.error, high, low))
+        shorter = found.shorter({row.tensor: row.codec for row in plan.tensors})
+        return replace(plan, horizon=PlanForecast(found.horizon, found.batch, size, least, most, shorter))
 
 
 def choose_goal(settings: GoalSettings, curves: Curves, outlook: Outlook, *, error: bool) -> Goal:
@@ -265,7 +265,7 @@ def _by_cost(curves: Curves, outlook: Outlook) -> Goal | str:
     )
     if outlook.assumed:
         notes.append(f"assumes that {outlook.horizon:,} steps of training are left; give --horizon.")
-    return Goal("cost", tuple(notes), ratios, outlook.horizon, outlook.batch)
+    return Goal("cost", tuple(notes), ratios, outlook)
 
 
 def weigh(curves: Curves, weights: Sequence[str]) -> Curves:

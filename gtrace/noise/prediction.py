@@ -481,17 +481,19 @@ def _nodes(costs: NoiseCosts, batch: float) -> tuple[float, float]:
     return gauss_nodes(mean) if mean[1] > 0 else (0.0, 1.0)
 
 
-def shorter_steps(costs: NoiseCosts, codec: int, workers: int = 1) -> float:
-    """Share by which an unbiased codec's noise makes Adam's steps shorter: it is in the second moment v, too.
+def shorter_steps(costs: NoiseCosts, specs: Sequence[str], workers: int = 1) -> float:
+    """Share by which the noise of each tensor's codec makes Adam's steps shorter: it is in the second moment v, too.
 
     In coordinates divided by s an element's energy is the root of v, so sums over elements are enough: steps are
     shorter by 1 - sqrt(E / (E + V)), with E the energy of the average of the workers' gradients and V the variance
-    that the codec adds to it. An equivalent batch does not show that: it compares noise, and not progress.
+    that codecs without bias and memory add to it. An equivalent batch does not show that: it compares noise, and not
+    progress.
     """
+    known = {spec: k for k, spec in enumerate(costs.codecs) if costs.unbiased[k] and not costs.memory(k)}
+    added = sum(float(costs.variance[known[spec], t]) for t, spec in enumerate(specs) if spec in known)
     noise = np.trace(costs.noise) / len(costs.noise)
     energy = max(float(costs.signal.sum()), 0.0) + noise / workers
-    variance = float(costs.variance[codec].sum()) / workers
-    return 1 - math.sqrt(energy / (energy + variance)) if energy > 0 else math.nan
+    return 1 - math.sqrt(energy / (energy + added / workers)) if energy > 0 else math.nan
 
 
 def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, batch: float) -> NoisePrediction:

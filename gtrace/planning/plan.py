@@ -90,6 +90,8 @@ class PlanForecast:
     equivalent: float
     low: float
     high: float
+    #: share by which its noise makes Adam's steps shorter, which that batch leaves out; 0 under other optimizers
+    shorter: float = 0.0
 
     def samples(self, ratio: float) -> float:
         """The equivalent batch of a noise ratio."""

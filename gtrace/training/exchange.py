@@ -165,7 +165,7 @@ class Tally:
         self.down_squared_error += error
 
     def sent_on(self, owners: int) -> Tally:
-        """The same for one of so many equal parts of averages, beside the costs of the exchange that made them."""
+        """The same for one of ``owners`` equal parts of averages, beside the costs of the exchange that made them."""
         sent_on = Tally(**{name: getattr(self, name) for name in _COSTS}, down_bits=owners * self.bits)
         sent_on.down_squared_error, sent_on.down_energy = self.worker_squared_error, self.worker_energy
         return sent_on

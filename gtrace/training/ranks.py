@@ -343,9 +343,9 @@ class RankCodecs:
     def encode(
         self, pieces: Sequence[Piece], values: Sequence[Values], role: Role, step: int
     ) -> Exchanging[list[Message | NotFinite | None]]:
-        """This rank's messages for some pieces, fitted first where the schedule says so.
+        """This rank's messages for some pieces, fitted first if the schedule says so.
 
-        Averages that are sent on are counted where they arrive: each rank gets those of all.
+        Averages that are sent on are counted on arrival: each rank gets those of all.
         """
         tally, start = self.tally, time.thread_time()
         if self._common and role == "up":

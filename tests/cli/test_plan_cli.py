@@ -1,6 +1,7 @@
 """``gtrace plan``, its file in training, sweeps and reports, and what a newcomer gets wrong."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from helpers_plan import LAYERS, trace_of_laws
 import gtrace
 from gtrace.planning import load_plan
 from gtrace.report import figure_names, load_report
+from gtrace.report.analysis.sweep import analyze
 from gtrace.runlog import read_runlog
 from gtrace.sweep import ResultStore
 from gtrace.trace import OptimizerFacts
@@ -93,10 +95,12 @@ def test_show_diff_json_and_report(plan, succeed, folder):
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
+    return sweep_under(OptimizerFacts(kind="SGD", momentum=0.5, planned_steps=300), tmp_path_factory.mktemp("costs"))
+
+
+def sweep_under(facts, folder):
     """Of a trace with two directions of gradient noise in each tensor, and what its optimizer does."""
-    folder = tmp_path_factory.mktemp("costs")
     rng = np.random.default_rng(0)
-    facts = OptimizerFacts(kind="SGD", momentum=0.5, planned_steps=300)
     layers = {"steep.weight": (600, 3.0), "other.weight": (2000, 0.3)}
     noise = {name: rng.standard_normal((2, size)) for name, (size, _) in layers.items()}
     attrs = {"batch_size": 64, "optimizers": {"0": facts.describe()}}
@@ -130,6 +134,18 @@ def test_a_plan_from_a_sweep_minimizes_predicted_cost(sweep, succeed, refuse, mo
     assert "These numbers don't compare" in succeed("plan diff cost.toml error.toml")[0]
     said = refuse("plan --max-bits 20 --objective cost --methods signsgd", sweep)
     assert "not known: signsgd: it is biased" in said
+
+
+def test_a_plan_under_adam_says_what_its_batch_leaves_out(tmp_path, succeed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    sweep = sweep_under(OptimizerFacts(kind="Adam", planned_steps=300), tmp_path)
+    out, _ = succeed("plan --max-bits 1.9 -o few.toml", sweep)
+    assert re.search(r"its noise costs as if the batch were .* and shortens Adam's steps by about ", out), out
+    single = load_plan("few.toml").uniform.codec
+    assert "shortens" not in succeed("plan --max-bits 4 -o many.toml", sweep)[0]
+    succeed(f"plan --max-bits 1.9 --uniform --methods {single} -o one.toml", sweep)
+    judged = analyze(ResultStore.load(sweep)).safety.judged[single]
+    assert load_plan("one.toml").horizon.shorter == pytest.approx(judged.prediction.shorter, rel=1e-4)
 
 
 def test_without_costs_error_is_minimized_and_said(plan, trace, succeed, refuse):

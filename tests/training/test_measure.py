@@ -203,5 +203,5 @@ def test_the_run_log_says_what_noise_costs(workers):
     assert len(measured) == 12
     (sentence,) = noise_sentences(analyze_runs([{"type": "study", **study.describe()}, *logged]))
     middle = np.median([record["equivalent_batch"] for record in measured if record["run"] == codecs[0]])
-    assert f"With the noise of {codecs[0]}, a batch of {8 * workers} is worth {number(middle)} " in sentence
+    assert f"With the noise of {codecs[0]}, a batch of {8 * workers} is as noisy as {number(middle)} " in sentence
     assert "median of 3 measured steps" in sentence

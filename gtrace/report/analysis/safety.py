@@ -90,10 +90,14 @@ class Outlook:
             return None
         codec = self.costs.codecs.index(spec)
         found = predict(self.costs, codec, self.dynamics, self.horizon, batch=self.costs.batch)
-        unbiased = self.costs.unbiased[codec] and not self.costs.memory(codec)
-        shorter = shorter_steps(self.costs, codec, self.workers) if self.dynamics.averaging and unbiased else 0.0
         # Averaging divides both noises by the number of workers.
-        return found._replace(batch=self.batch, shorter=shorter)
+        return found._replace(batch=self.batch, shorter=self.shorter(dict.fromkeys(self.costs.tensors, spec)))
+
+    def shorter(self, specs: Mapping[str, str]) -> float:
+        """Share by which the noise of each tensor's codec makes Adam's steps shorter; 0 under other optimizers."""
+        if self.costs is None or self.dynamics is None or not self.dynamics.averaging:
+            return 0.0
+        return shorter_steps(self.costs, [specs.get(name, "") for name in self.costs.tensors], self.workers)
 
     def parts(self) -> dict[tuple[str, str], float]:
         """Part of each codec's cost that is in each tensor, by spec and tensor."""

@@ -92,7 +92,7 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
     judged = analysis.safety.judged.values()
     found = list(zip(analysis.configurations, judged, least_over_noise(analysis), strict=True))
     found.sort(key=lambda one: (list(MARKS).index(one[1].verdict), math.isnan(one[0].bits), one[0].bits))
-    by, trains = "by what its noise and its bias cost", "prediction: uncompressed batch that trains as well"
+    by, trains = "by what its noise and its bias cost", "prediction: uncompressed batch whose noise costs as much"
     added = "variance of Q(g) over gradient noise, the same for any number of workers"
     least = "least ||g|| / ||Q(g) - g|| of the steps: the sqrt(3) rule wants 1.73"
     columns: list[Shows[tuple[Configuration, Judgement, float]]] = [

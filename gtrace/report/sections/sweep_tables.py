@@ -82,7 +82,7 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
         column("error", lambda one: energy_share(one.error, 3), "share of gradient energy lost"),
     ]
     if not safety.outlook.why:
-        hint = f"of {samples(safety.outlook.batch)}: uncompressed one that trains as well, predicted"
+        hint = f"of {samples(safety.outlook.batch)}: uncompressed one whose noise costs as much, predicted"
         columns.append(column("batch", lambda one: batch_cell(safety.judged.get(one.codec)), hint, 2))
     if savings is not None and not every:
         columns.append(column("step", lambda one: duration(one.seconds), f"on {savings.cluster.ranks} ranks"))

@@ -280,8 +280,8 @@ def noise_sentences(analysis: RunLogAnalysis) -> Iterator[str]:
         low, middle, high = (number(value) for value in np.quantile(known, (0, 0.5, 1)))
         spread = f"median of {known.size} measured steps, {low} to {high}" if known.size > 1 else "one measured step"
         yield (
-            f"With the noise of {spec}, a batch of {batch * analysis.workers:,} is worth {middle} uncompressed over "
-            f"the steps that are left ({spread})."
+            f"With the noise of {spec}, a batch of {batch * analysis.workers:,} is as noisy as {middle} uncompressed "
+            f"over the steps that are left ({spread})."
         )
 
 

@@ -261,13 +261,11 @@ class OuterNesterov:
         self.momentum: Tensors = {}
 
     def begin(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Remember common weights, unless a round has begun."""
-        if not self.anchors:
-            # In a type in which a difference of weights keeps their digits.
-            self.anchors = {
-                name: weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
-                for name, weight in weights.items()
-            }
+        """Remember common weights, but for those of a round that has begun."""
+        for name, weight in weights.items():
+            if name not in self.anchors:
+                # In a type in which a difference of weights keeps their digits.
+                self.anchors[name] = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
 
     def change(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """What this rank's steps took from the weights: the outer gradient."""
@@ -461,7 +459,7 @@ class OuterRounds:
             copies = 1 if isinstance(self._exchange, RankExchange) else self._exchange.workers
             return Tally(float32_bits=32 * copies * sum(value.numel() for value in values.values()))
         # A gradient scaler may have left out all steps of this rank, while others go on.
-        self._nesterov.begin(values)
+        self.begin({name: parameter for name, parameter in parameters.items() if parameter.requires_grad})
         tally, averages = self._averaged(self._nesterov.change(values))
         self._nesterov.end(values, averages)
         return tally
@@ -495,17 +493,17 @@ class OuterRounds:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> str:
         """Undo :meth:`state_dict`; returns why codecs start without memory, empty if they have it."""
-        if len(saved["names"]) != len(self._names):
-            raise UsageError(
-                f"state: saved with {len(saved['names'])} parameters, and here the optimizer has {len(self._names)}"
-            )
-        self.steps = saved["steps"]
-        here = dict(zip(saved["names"], self._names, strict=True))
+        self.steps, names, ours = saved["steps"], saved["names"], set(self._names)
+        # A program may have frozen some, or no longer.
+        same = ours.issubset(names) or ours.issuperset(names)
+        if not same and len(names) != len(ours):
+            return f"state: saved with other parameters, e.g. {names[0]}, and the outer momentum starts empty, too"
+        here = dict(zip(names, names if same else self._names, strict=True))
         self._nesterov.load_state_dict(
             {what: {here[name]: one for name, one in saved[what].items()} for what in ("anchors", "momentum")}
         )
-        if saved["names"] != self._names:
-            return f"state: saved with other names, e.g. {saved['names'][0]}"
+        if not same:
+            return f"state: saved with other names, e.g. {names[0]}"
         try:
             if isinstance(self._exchange, Exchange):
                 self._exchange.load_arrays(as_arrays(saved["codecs"]))

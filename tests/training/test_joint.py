@@ -13,7 +13,7 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
 from gtrace.schedule import RefitSchedule
 from gtrace.training import Exchange, NonfiniteGradientError, train
-from gtrace.training.joint import JointWorkers, LocalSteps, OneBitAdam, ZeroOneAdam
+from gtrace.training.joint import JointWorkers, LocalSteps, OneBitAdam, OuterNesterov, ZeroOneAdam
 from gtrace.training.settings import JOINT_CODEC
 
 SIGNS = JOINT_CODEC
@@ -216,6 +216,19 @@ def test_a_weight_without_a_gradient_stays_where_it_is(method):
     moved = (workers.models[0].weight.detach() - before).abs()
     assert moved[:, 3].max() == 0
     assert moved[:, :3].min() > 0
+
+
+def test_a_weight_that_joins_within_a_round_is_exchanged_at_its_end():
+    """Ranks that stepped on it alone would keep it apart."""
+    outer, weights = OuterNesterov(), {name: torch.ones(2) for name in "ab"}
+    outer.begin({"a": weights["a"]})
+    weights["a"] -= 0.5
+    outer.begin(weights)
+    weights["b"] -= 0.25
+    assert {name: change.tolist() for name, change in outer.change(weights).items()} == {
+        "a": [0.5] * 2,
+        "b": [0.25] * 2,
+    }
 
 
 def test_costs_are_those_of_what_travels():

@@ -470,6 +470,47 @@ def test_a_checkpoint_within_a_round_goes_on_as_if_nothing_had_happened(training
     assert "saved with codec ef:signsgd, and here it is ef:topk:ratio=0.5" in " ".join(lines)
 
 
+@pytest.mark.parametrize("frozen", ["before", "after"])
+def test_a_program_that_freezes_or_thaws_a_layer_after_a_checkpoint_goes_on_as_if_it_had_not_stopped(training, frozen):
+    ends = []
+    for interrupted in (False, True):
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(50, 8), nn.Linear(8, 4)), torch.randn(16, 50)
+        one, _ = training("ef:signsgd", every=EVERY)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model[0].requires_grad_(frozen == "after")
+        train(model, x, EVERY + (frozen == "before"), optimizer)
+        if interrupted:
+            state = copy.deepcopy(optimizer.state_dict())
+            one.finish()
+            one, lines = training("ef:signsgd", every=EVERY)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer.load_state_dict(state)
+        model[0].requires_grad_(frozen == "before")
+        before = model[0].weight.detach().clone()
+        train(model, x, 2 * EVERY, optimizer)
+        assert torch.equal(before, model[0].weight) == (frozen == "after")
+        one.finish()
+        ends.append([parameter.detach().clone() for parameter in model.parameters()])
+    assert all(map(torch.equal, *ends))
+    assert not any("memory" in line for line in lines)
+
+
+def test_a_checkpoint_of_other_parameters_starts_again_and_says_so(training):
+    model, x = linear()
+    one, _ = training(every=EVERY)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, x, EVERY, optimizer)
+    state = copy.deepcopy(optimizer.state_dict())
+    one.finish()
+    state["gtrace_outer"]["names"] = ["other"]
+    one, lines = training(every=EVERY)
+    optimizer.load_state_dict(state)
+    train(model, x, EVERY, optimizer)
+    one.finish()
+    assert "saved with other parameters, e.g. other, and the outer momentum starts empty" in " ".join(lines)
+
+
 def test_optimizers_inside_the_backward_pass_make_one_step(training):
     model, x = linear()
     one, _ = training()

@@ -8,7 +8,7 @@ The rule, in this order:
    gradient's energy, after averaging over the user's workers, and over windows of steps if codecs with memory take
    part.
 2. Without a network the candidate with the fewest measured bits wins; with one, the candidate with the shortest step.
-   float32 and bf16 take part: they need no codec.
+   float32 and bf16 always take part, whether they were measured or not: they need no codec.
 3. Within :data:`CLOSE` of the best the simplest wins (float32, bf16 and fp16, fixed grids, fitted grids, sparsifiers,
    then anything wrapped), and of equally simple ones the one with the least error.
 4. If the winner needs no codec, the answer is not to compress.
@@ -43,6 +43,8 @@ CLOSE = 0.02
 _SPARSE = ("ratio", "sparsity", "amount")
 #: methods that need no codec, with their bits
 PLAIN = {"none": 32.0, "bf16": 16.0, "fp16": 16.0}
+#: those that lose next to nothing: at most 0.0004%, but for denormal values
+_EXACT_ENOUGH = ("none", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,10 @@ def candidates_of(analysis: SweepAnalysis, savings: Savings | None) -> list[Cand
         within = error <= ERROR_LIMIT
         if known is not None and (known.verdict == "safe" or known.prediction or known.ratio.known):
             within = known.verdict == "safe"
-        within, simple = within and not c.partial, simplicity(c.method, c.setting)
+        within = (within and not c.partial) or (c.method in _EXACT_ENOUGH and not error > ERROR_LIMIT)
+        simple = simplicity(c.method, c.setting)
         found.append(Candidate(_in_words(c), c.spec, c.method, c.bits, error, within, seconds(c.spec), simple))
-    for spec in ("none", "bf16"):
+    for spec in _EXACT_ENOUGH:
         if all(one.method != spec for one in found):
             simple = simplicity(spec, "")
             found.append(Candidate(spec, spec, spec, PLAIN[spec], math.nan, True, seconds(spec), simple))

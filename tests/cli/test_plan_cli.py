@@ -125,7 +125,7 @@ def test_a_plan_from_a_sweep_minimizes_predicted_cost(sweep, succeed, refuse, mo
     assert (found.objective, found.horizon.steps, found.horizon.batch) == ("cost", 300, 64)
     assert found.horizon.equivalent == pytest.approx(64 / (1 + found.totals.error), rel=1e-4)
     assert found.horizon.low <= found.horizon.equivalent <= found.horizon.high
-    assert "signsgd, whose cost is not known (it is biased)" in err
+    assert "signsgd, whose cost is not known (its error is a bias that takes " in err
     assert f"over 300 steps, {found.uniform.codec} for all costs as if the batch were" in out
     succeed("plan --max-bits 2.2 --horizon 5 -o short.toml", sweep)
     assert load_plan("short.toml").horizon.steps == 5
@@ -133,7 +133,7 @@ def test_a_plan_from_a_sweep_minimizes_predicted_cost(sweep, succeed, refuse, mo
     assert load_plan("error.toml").horizon is None
     assert "These numbers don't compare" in succeed("plan diff cost.toml error.toml")[0]
     said = refuse("plan --max-bits 20 --objective cost --methods signsgd", sweep)
-    assert "not known: signsgd: it is biased" in said
+    assert "not known: signsgd: its error is a bias that takes " in said
 
 
 def test_a_plan_under_adam_says_what_its_batch_leaves_out(tmp_path, succeed, monkeypatch):

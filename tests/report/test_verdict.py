@@ -128,6 +128,23 @@ def test_the_network_decides(swept, network, answer):
         assert next(sections(report)).following == ""
 
 
+def test_bf16_takes_part_whether_it_was_measured_or_not(tmp_path):
+    """Of gradients that are noise alone nobody knows what a bias costs, not even bf16's."""
+    random, layers = np.random.default_rng(0), {"a": 4000, "b": 900}
+    noise = {name: {k: random.standard_normal(size) for k in range(24)} for name, size in layers.items()}
+    path = write_arrays(tmp_path / "noise.zarr", noise)
+    every = [f"qsgdinf:bits={bits}" for bits in range(2, 9)]
+    sweeps = [analyze(gtrace.run_sweep(path, [*every, *more])) for more in ((), ("bf16",))]
+    assert sweeps[1].safety.judged["bf16"].verdict == "cannot tell"
+    answers = []
+    for speed in (1e9, 4e9, 6e9, 8e9, 1e12):
+        cluster = Cluster(Network(speed, 0.0), ranks=8, step_time=0.001)
+        found = [verdict_of(one, savings_of_sweep(one, cluster)) for one in sweeps]
+        assert found[0].recommendation == found[1].recommendation
+        answers.append(found[0].recommendation.partition(" is within")[0])
+    assert "don't compress: bf16" in answers
+
+
 def test_steps_without_any_error_are_no_divisor():
     rows = [dict(row) for row in rows_of(("qsgd",), [6], ("w",), range(0, 60, 5))]
     for row in rows:

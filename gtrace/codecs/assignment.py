@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from gtrace.codecs.casts import Identity
 from gtrace.codecs.spec import codec as build_codec
-from gtrace.errors import UsageError
+from gtrace.errors import UsageError, suggest
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
@@ -102,9 +102,8 @@ class CodecTable:
         found = self.tensors.get(name)
         if found is not None:
             return found
-        last = name.rpartition(".")[2]
         for pattern, codec in self.rules:
-            if fnmatchcase(name, pattern) or fnmatchcase(last, pattern):
+            if _fits(name, pattern):
                 return codec
         return self.codec if size >= self.min_size else Identity()
 
@@ -141,13 +140,18 @@ class CodecTable:
         return {"codec": str(self), "method": "plan", "bits": None, "params": json.dumps(params, sort_keys=True)}
 
     def unmatched(self, names: Iterable[str]) -> list[str]:
-        """A warning if the table names tensors that the model lacks, with the consequence; otherwise empty."""
-        known = set(names)
+        """Warnings about rules that fit no tensor of a model, and tensors that it lacks, with the consequence."""
+        known = dict.fromkeys(names)
+        said = [
+            f"rule {pattern}={codec}: fits no tensor; {suggest(pattern, known)}"
+            for pattern, codec in self.rules
+            if not any(_fits(name, pattern) for name in known)
+        ]
         missing = [name for name in self.tensors if name not in known]
-        if not missing:
-            return []
-        which = f"{len(missing)} of its {len(self.tensors)} tensors are not in this model, {missing[0]} among them"
-        return [f"{self}: {which}; tensors without an entry use {self.codec}"]
+        if missing:
+            which = f"{len(missing)} of its {len(self.tensors)} tensors are not in this model, {missing[0]} among them"
+            said.append(f"{self}: {which}; tensors without an entry use {self.codec}")
+        return said
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
@@ -183,6 +187,10 @@ def coding_of(item: TableLike) -> Coding:
     """
     found = item.table if isinstance(item, HasTable) else item
     return found if isinstance(found, CodecTable) else _built(found)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[2], pattern)
 
 
 def _built(item: str | Codec) -> Codec:

@@ -36,8 +36,10 @@ def test_a_table_is_taken_as_it_is_and_has_no_further_rules():
     with pytest.raises(UsageError, match="names the codec of every tensor"):
         CodecTable.of(TABLE, {"bias": "none"})
     # What a model lacks is said.
-    assert TABLE.unmatched(["fc2.weight", "conv.bias", "other"]) == []
-    assert "1 of its 2 tensors are not in this model, conv.bias among them" in TABLE.unmatched(["fc2.weight"])[0]
+    assert TABLE.unmatched(["fc2.weight", "conv.bias", "fc1.weight", "fc1.bias"]) == []
+    assert "1 of its 2 tensors are not in this model, conv.bias among them" in TABLE.unmatched(["fc2.weight"])[-1]
+    typo = CodecTable.of("qsgdinf", {"wieght": "none", "bias": "none", "*.bias": "none"})
+    assert typo.unmatched(["weight", "fc.bias"]) == ["rule wieght=none: fits no tensor; did you mean weight?"]
 
 
 def test_a_table_assigns_the_codecs_themselves():

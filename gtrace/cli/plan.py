@@ -222,8 +222,7 @@ class Goal:
         """The plan with what it is predicted to cost."""
         from gtrace.planning.plan import PlanForecast
 
-        found = self.outlook
-        if self.ratios is None or found is None:
+        if self.ratios is None or (found := self.outlook) is None:
             return plan
         rows = [(row.error, curves.codecs.index(row.codec)) for row in plan.tensors]
         low, high = (sum(error * ends[k] for error, k in rows) for ends in (self.ratios.low, self.ratios.high))

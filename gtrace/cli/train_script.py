@@ -371,12 +371,11 @@ def _lines(summary: ScriptSummary, setup: dict[str, Any]) -> Iterator[str]:
             f"{1000 * tally.codec_seconds / steps:.3g} ms of CPU time on the codec"
         )
         if tally.down_bits:
-            yield f"gtrace: second shot: {32 * tally.down_bits / tally.float32_bits:.2f} bits per value" + (
-                f", relative variance {tally.down_squared_error / tally.down_energy:.3g} of the averages that this "
-                "rank sent on"
-                if tally.down_energy
-                else ""
-            )
+            said = f"gtrace: second shot: {32 * tally.down_bits / tally.float32_bits:.2f} bits per value"
+            if tally.down_energy:
+                error = tally.down_squared_error / tally.down_energy
+                said += f", relative variance {error:.3g} of the averages that this rank sent on"
+            yield said
         if summary.comparisons:
             compared = len(summary.comparisons)
             ours = sum(one.relative_variance for one in summary.comparisons) / compared

@@ -102,8 +102,9 @@ class CodecTable:
         found = self.tensors.get(name)
         if found is not None:
             return found
+        last = name.rpartition(".")[2]
         for pattern, codec in self.rules:
-            if _fits(name, pattern):
+            if fnmatchcase(name, pattern) or fnmatchcase(last, pattern):
                 return codec
         return self.codec if size >= self.min_size else Identity()
 
@@ -142,10 +143,11 @@ class CodecTable:
     def unmatched(self, names: Iterable[str]) -> list[str]:
         """Warnings about rules that fit no tensor of a model, and tensors that it lacks, with the consequence."""
         known = dict.fromkeys(names)
+        parts = {part for name in known for part in (name, name.rpartition(".")[2])}
         said = [
             f"rule {pattern}={codec}: fits no tensor; {suggest(pattern, known)}"
             for pattern, codec in self.rules
-            if not any(_fits(name, pattern) for name in known)
+            if not any(fnmatchcase(part, pattern) for part in parts)
         ]
         missing = [name for name in self.tensors if name not in known]
         if missing:
@@ -187,10 +189,6 @@ def coding_of(item: TableLike) -> Coding:
     """
     found = item.table if isinstance(item, HasTable) else item
     return found if isinstance(found, CodecTable) else _built(found)
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[2], pattern)
 
 
 def _built(item: str | Codec) -> Codec:

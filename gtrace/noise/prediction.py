@@ -486,8 +486,7 @@ def shorter_steps(costs: NoiseCosts, specs: Sequence[str], workers: int = 1) -> 
 
     In coordinates divided by s an element's energy is the root of v, so sums over elements are enough: steps are
     shorter by 1 - sqrt(E / (E + V)), with E the energy of the average of the workers' gradients and V the variance
-    that codecs without bias and memory add to it. An equivalent batch does not show that: it compares noise, and not
-    progress.
+    that codecs without bias and memory add to it. An equivalent batch compares noise and does not show that.
     """
     known = {spec: k for k, spec in enumerate(costs.codecs) if costs.unbiased[k] and not costs.memory(k)}
     added = sum(float(costs.variance[known[spec], t]) for t, spec in enumerate(specs) if spec in known)

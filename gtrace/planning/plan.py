@@ -93,10 +93,6 @@ class PlanForecast:
     #: share by which its noise makes Adam's steps shorter, which that batch leaves out; 0 under other optimizers
     shorter: float = 0.0
 
-    def samples(self, ratio: float) -> float:
-        """The equivalent batch of a noise ratio."""
-        return self.batch / (1 + ratio)
-
 
 @dataclass(frozen=True, slots=True)
 class Firmness:

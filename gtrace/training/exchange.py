@@ -247,10 +247,9 @@ class Exchange:
         seed: seed of the rounding.
         refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves this worker's tensor
-            out of the mean, ``zero`` sends zeros instead, ``error`` raises, ``pass`` makes the tensor's average NaN,
-            for the training to handle (a gradient scaler skips the step), and leaves that of a lone worker as it is.
-            Of several workers, as of real ranks, those with finite values have sent theirs then: codecs are fitted,
-            and memory settles, except with a linear codec.
+            out of the mean, ``zero`` sends zeros instead, ``error`` raises, ``pass`` makes the tensor's average NaN
+            (a lone worker's stays as it is), for the training to handle: a gradient scaler skips the step. The other
+            workers, as other ranks, have sent theirs by then, and memory has settled, except with a linear codec.
         down: a server sends the average through this codec, with keys of its own, and all workers get the same
             bytes; ``same`` for the workers' codec. None: the average is sent exactly.
 
@@ -347,9 +346,8 @@ class Exchange:
             tally.decode_seconds += seconds
             for values, arrived in zip(exact, decoded, strict=True):
                 tally.add_sent(values, arrived)
-            if name in passing:
-                continue
-            waiting[name] = exact, decoded
+            if name not in passing:
+                waiting[name] = exact, decoded
             # A server that allocates among tensors needs all averages before it sends one on.
             if not down:
                 self._finish(waiting, aggregated, step, tally, watch)

@@ -484,11 +484,8 @@ class OuterRounds:
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint of the optimizer: all ranks have the same but for the codecs' memory."""
-        codecs = (
-            self._exchange.state_dict()
-            if isinstance(self._exchange, RankExchange)
-            else as_tensors(self._exchange.to_arrays())
-        )
+        exchange = self._exchange
+        codecs = exchange.state_dict() if isinstance(exchange, RankExchange) else as_tensors(exchange.to_arrays())
         return {"steps": self.steps, "names": list(self._names), **self._nesterov.state_dict(), "codecs": codecs}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> str:

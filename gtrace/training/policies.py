@@ -454,13 +454,9 @@ class ParameterServerClock:
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"clock: {name}={getattr(self, name):g} is out of range; it must not be negative")
 
-    def message_bits(self, bits: float) -> float:
-        """V, bits of one message from or to a worker in an iteration: 32 ``n_full`` + bits ``n_quantized``."""
-        return 32 * self.n_full + bits * self.n_quantized
-
     def communication(self, bits: float) -> float:
-        """Seconds of all pushes and pulls of an iteration: 2 P V / bandwidth."""
-        return 2 * self.workers * self.message_bits(bits) / self.bandwidth
+        """Seconds of all pushes and pulls of an iteration, each of 32 ``n_full`` + bits ``n_quantized`` bits."""
+        return 2 * self.workers * (32 * self.n_full + bits * self.n_quantized) / self.bandwidth
 
     def iteration(self, bits: float) -> float:
         """Seconds of an iteration.

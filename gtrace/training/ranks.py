@@ -343,10 +343,7 @@ class RankCodecs:
     def encode(
         self, pieces: Sequence[Piece], values: Sequence[Values], role: Role, step: int
     ) -> Exchanging[list[Message | NotFinite | None]]:
-        """This rank's messages for some pieces, fitted first if the schedule says so.
-
-        Averages that are sent on are counted on arrival: each rank gets those of all.
-        """
+        """This rank's messages, fitted first if the schedule says so; averages that all send on count on arrival."""
         tally, start = self.tally, time.thread_time()
         if self._common and role == "up":
             yield from self._agree(pieces, values, step)

@@ -91,8 +91,6 @@ class ScriptSummary:
     #: that used gradients from the codec
     steps: int = 0
     optimizers: int = 0
-    #: values of all tensors
-    elements: int = 0
     #: summed over the steps, of this process
     tally: Tally = field(default_factory=Tally)
     #: CPU time of this process after the first step, and of the codec in it
@@ -307,7 +305,6 @@ class ScriptTraining:
             self._flush()
             self._hooked.close()
             self._hooked = None
-            self.summary.elements = sum(self.sizes.values())
             for text in self.rules.unmatched(self.sizes) if self.sizes else ():
                 self.warn(text)
             if text := str(self._bad):

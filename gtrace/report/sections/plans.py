@@ -78,7 +78,7 @@ def samples(plan: Plan, ratio: float | None = None) -> str:
     """The equivalent batch of a noise ratio, the plan's by default, e.g. "61 of 64"."""
     horizon = plan.horizon
     assert horizon is not None, "a plan by cost has a horizon"
-    left = horizon.equivalent if ratio is None else horizon.samples(ratio)
+    left = horizon.equivalent if ratio is None else horizon.batch / (1 + ratio)
     return f"{whole_samples(left)} of {whole_samples(horizon.batch)}"
 
 

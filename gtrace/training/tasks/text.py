@@ -174,12 +174,6 @@ class Words(_Text):
         text = torch.from_numpy(codes.astype(np.int64))
         self._train, self._test = text[: len(train)], text[len(train) :][: _TESTED + 1]
 
-    @property
-    def unigram_loss(self) -> float:
-        """Nats per word of a model that knows only the word frequencies of the training text."""
-        counts = torch.bincount(self._train, minlength=len(self._vocabulary)).double() + 1
-        return -float(torch.log(counts / counts.sum())[self._test[1:]].mean())
-
     def model(self) -> nn.Module:
         """A fresh network."""
         model = _Network(len(self._vocabulary), self._width, self._width, self._layers)

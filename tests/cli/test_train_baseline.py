@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
-from gtrace.cli.train_script import run_one
+from gtrace.cli.train_script import _lines, run_one
 from gtrace.report import analyze_runs
 from gtrace.runlog import read_runlog
+from gtrace.training.exchange import Tally
+from gtrace.training.unmodified import ScriptSummary
 
 PROGRAM = """
 import os, sys
@@ -146,3 +148,11 @@ def test_seeds_reach_libraries_before_the_program(tmp_path):
     first, second = sorted(set(seen))
     assert len(first.split()) == len(second.split()) == 3
     assert not set(first.split()) & set(second.split())
+
+
+def test_a_second_shot_is_counted_from_all_ranks_and_has_an_error_if_this_one_sent_any():
+    setup = {"codec": "qsgd", "every": None, "exchange": "two-shot", "workers": 1}
+    for energy, error in ((0.0, ""), (4.0, ", relative variance 0.25 of the averages that this rank sent on")):
+        tally = Tally(payload_bits=300, float32_bits=3200, down_bits=250, down_energy=energy, down_squared_error=1.0)
+        found = _lines(ScriptSummary(steps=1, tally=tally, exchanged=True, rank=0, world_size=2), setup)
+        assert f"gtrace: second shot: 2.50 bits per value{error}" in found

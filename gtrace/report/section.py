@@ -298,7 +298,7 @@ class Verdict(Tabular):
     codec: str | None = None
     bits: float | None = None
     error: float | None = None
-    prediction: dict[str, float] | None = None
+    prediction: dict[str, float | None] | None = None
 
     @property
     def lines(self) -> tuple[tuple[str, str], ...]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.report.analysis.families import FITTED, Configuration
-from gtrace.report.analysis.safety import SAFE_COST
+from gtrace.report.analysis.safety import SAFE_COST, SAFE_SHORTER, rate_in_words
 from gtrace.report.names import count, energy_share, listed, number
 from gtrace.report.section import Answer, Verdict
 from gtrace.report.statistics import thirds
@@ -269,14 +269,16 @@ def _confidence(choice: RuledChoice, analysis: SweepAnalysis, savings: Savings |
 
 
 def _unclear(chosen: Candidate, analysis: SweepAnalysis) -> list[str]:
-    """A configuration with fewer bits that only the width of its interval keeps from being safe."""
+    """A configuration with fewer bits that only its interval or Adam's learning rate keeps from being safe."""
     judged = analysis.safety.judged
     unclear = [c for c in analysis.configurations if c.spec in judged and judged[c.spec].close and not c.partial]
     best = min(unclear, key=lambda c: c.bits, default=None)
     if best is None or not best.bits < chosen.bits * (1 - CLOSE):
         return []
     taken = f"{number(best.bits)} instead of {number(chosen.bits)} bits"
-    return [f"{_in_words(best)} would take {taken}; train to find out"]
+    found = judged[best.spec].prediction
+    rate = f", with {rate_in_words(found.shorter)}," if found is not None and found.shorter > SAFE_SHORTER else ""
+    return [f"{_in_words(best)}{rate} would take {taken}; train to find out"]
 
 
 def _over_training(chosen: Candidate, analysis: SweepAnalysis) -> str:

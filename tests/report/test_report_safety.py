@@ -12,7 +12,7 @@ from helpers_report import result_of, row
 from gtrace.costs import Cluster, Network
 from gtrace.noise import NoiseCosts, NoisePrediction
 from gtrace.report import analyze, answer
-from gtrace.report.analysis.safety import NOT_ASKED, NOT_MEASURED, outlook_of, verdict_on
+from gtrace.report.analysis.safety import NOT_ASKED, NOT_MEASURED, Safety, outlook_of, shorter_in_words, verdict_on
 from gtrace.report.analysis.sweep import outlook_on
 from gtrace.report.files import to_json
 from gtrace.report.html import to_html
@@ -85,7 +85,9 @@ def predicted(equivalent=60.0, least=None, most=None, lost=0.0, batch=64.0):
         pytest.param(predicted(99, lost=0.1, batch=100), "safe", id="a tenth of the progress"),
         pytest.param(predicted(99, lost=0.11, batch=100), "cannot tell", id="more than a tenth of the progress"),
         pytest.param(predicted(99, lost=-0.2, batch=100), "safe", id="longer steps"),
-        pytest.param(predicted(99, batch=100)._replace(shorter=0.11), "cannot tell", id="shorter steps"),
+        pytest.param(predicted(99, batch=100)._replace(shorter=0.05), "safe", id="a twentieth shorter"),
+        pytest.param(predicted(99, batch=100)._replace(shorter=0.06), "cannot tell", id="shorter steps"),
+        pytest.param(predicted(99, batch=100)._replace(shorter=math.nan), "cannot tell", id="memory under Adam"),
         pytest.param(predicted(99, lost=0.96, batch=100), "at risk", id="no progress"),
     ],
 )
@@ -161,14 +163,36 @@ def test_verdicts_follow_from_the_prediction_whatever_the_plain_ratio_says(costs
     assert [j.close for j in found.values()] == [False, False, True, False, False]
 
 
+ADAM = {"kind": "Adam", "betas": [0.9, 0.999]}
+
+
 def test_noise_that_makes_steps_of_adam_shorter_is_not_safe(costs):
-    for optimizer, verdict in ((SGD, "safe"), ({"kind": "Adam", "betas": [0.9, 0.999]}, "cannot tell")):
+    for optimizer, verdict in ((SGD, "safe"), (ADAM, "cannot tell")):
         made = costs_of({"a": 1.0, "b": 1e-4}, optimizer=optimizer)
         # All of the codec's noise is in flat directions, which cost no batch.
         costs(dataclasses.replace(made, gram=made.gram * 1e-6))
         found = verdicts({"a": (1.0, 0.0), "b": (1e-4, 0.0)})
         assert [j.verdict for j in found.values()] == [verdict, "safe"]
-        assert ("shortens Adam's steps by about a fifth" in found["a"].reason) == (verdict != "safe"), found["a"].reason
+        assert found["a"].close == (verdict != "safe")
+        # Of four workers E is 2 + 8 / 4 and V is 8 / 4.
+        remedy = "shortens Adam's steps by about a fifth (1.2 times the learning rate makes up for it)"
+        assert found["a"].reason.endswith(remedy) == (verdict != "safe"), found["a"].reason
+        said = answer(make_report([swept({"a": (1.0, 0.0), "b": (1e-4, 0.0)})])).confidence
+        cheaper = "a, with 1.2 times the learning rate, would take 1.00 instead of 2.00 bits; train to find out"
+        assert (cheaper in said) == (verdict != "safe"), said
+
+
+@pytest.mark.parametrize(("optimizer", "verdict"), [(SGD, "safe"), (ADAM, "cannot tell")])
+def test_what_a_memory_does_to_steps_of_adam_is_not_known(costs, optimizer, verdict):
+    costs(dataclasses.replace(costs_of({"a": 1e-4}, optimizer=optimizer), growth=np.array([1.0])))
+    found = verdicts({"a": (None, 0.1)})["a"]
+    assert (found.verdict, found.close) == (verdict, False)
+    assert found.reason.endswith("; what its memory does to Adam's steps is not known") == (verdict != "safe")
+    assert Safety().record(found)["shorter_steps"] == (0.0 if verdict == "safe" else None)
+
+
+def test_far_shorter_steps_get_no_remedy():
+    assert shorter_in_words(0.6) == "shortens Adam's steps by about two thirds"
 
 
 def test_a_prediction_that_does_not_hold_leaves_what_the_plain_ratio_clears(costs):

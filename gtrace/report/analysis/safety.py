@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 SafetyVerdict = Literal["safe", "at risk", "cannot tell"]
 #: Part of the batch, and of a step's progress, that a safe codec costs at most.
 SAFE_COST = 0.1
+#: Share by which a safe codec's noise makes Adam's steps shorter at most: what a tenth less of the batch does to
+#: gradients that are all noise. Training from the start is slower by more than that (docs/noise.md).
+SAFE_SHORTER = 0.05
+#: Share up to which a higher learning rate is advised to make up for it.
+MADE_UP = 0.5
 #: Bias over the norm of the expected gradient up to which descent stays descent: a cosine of at least 0.995 to it.
 SAFE_BIAS = 0.1
 #: A smaller part of the batch, or of a step's progress, can't be seen in a training.
@@ -90,8 +95,12 @@ class Outlook:
             return None
         codec = self.costs.codecs.index(spec)
         found = predict(self.costs, codec, self.dynamics, self.horizon, batch=self.costs.batch)
+        shorter = self.shorter(dict.fromkeys(self.costs.tensors, spec))
+        if self.dynamics.averaging and self.costs.memory(codec):
+            # What arrives late and at once is in v, too; elements of small gradients get most of it.
+            shorter = math.nan
         # Averaging divides both noises by the number of workers.
-        return found._replace(batch=self.batch, shorter=self.shorter(dict.fromkeys(self.costs.tensors, spec)))
+        return found._replace(batch=self.batch, shorter=shorter)
 
     def shorter(self, specs: Mapping[str, str]) -> float:
         """Share by which the noise of each tensor's codec makes Adam's steps shorter; 0 under other optimizers."""
@@ -168,11 +177,12 @@ class Judgement:
 
     @property
     def close(self) -> bool:
-        """Whether it is not safe only because the prediction has an interval."""
+        """Whether it is not safe only because the prediction has an interval, or Adam needs another learning rate."""
         found = self.prediction
         if found is None or self.verdict == "safe":
             return False
-        return found.equivalent >= (1 - SAFE_COST) * found.batch and max(found.lost, found.shorter) <= SAFE_COST
+        likely = found.equivalent >= (1 - SAFE_COST) * found.batch and found.lost <= SAFE_COST
+        return likely and found.shorter <= MADE_UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +216,7 @@ class Safety:
         """Whether there is a yardstick at all."""
         return not self.why
 
-    def record(self, found: Judgement) -> dict[str, float] | None:
+    def record(self, found: Judgement) -> dict[str, float | None] | None:
         """A prediction for other programs; None without one."""
         prediction = found.prediction
         if prediction is None:
@@ -219,7 +229,7 @@ class Safety:
             "equivalent_batch_low": prediction.least,
             "equivalent_batch_high": prediction.most,
             "lost_progress": prediction.lost,
-            "shorter_steps": prediction.shorter,
+            "shorter_steps": None if math.isnan(prediction.shorter) else prediction.shorter,
         }
 
 
@@ -330,7 +340,8 @@ def verdict_on(found: NoisePrediction) -> SafetyVerdict:
     limit = (1 - SAFE_COST) * found.batch
     if found.most < limit or hopeless(found):
         return "at risk"
-    return "safe" if found.least >= limit and max(found.lost, found.shorter) <= SAFE_COST else "cannot tell"
+    slight = found.lost <= SAFE_COST and found.shorter <= SAFE_SHORTER
+    return "safe" if found.least >= limit and slight else "cannot tell"
 
 
 def hopeless(found: NoisePrediction) -> bool:
@@ -349,9 +360,22 @@ def cost_in_words(found: NoisePrediction, horizon: int) -> str:
     share = 1 - found.equivalent / found.batch
     batch = "nothing that can be seen" if share < SEEN else f"{part_in_words(share)} of the batch"
     progress = "" if found.lost < SEEN else f"; its bias takes {part_in_words(found.lost)} of each step's progress"
-    if found.shorter > SAFE_COST:
-        progress += f"; its noise shortens Adam's steps by {part_in_words(found.shorter)}"
+    if math.isnan(found.shorter):
+        progress += "; what its memory does to Adam's steps is not known"
+    elif found.shorter > SAFE_SHORTER:
+        progress += f"; its noise {shorter_in_words(found.shorter)}"
     return f"costs {batch} over {horizon:,} steps ({samples(found.equivalent)} of {whole}; {between}){progress}"
+
+
+def shorter_in_words(share: float) -> str:
+    """What noise does to Adam's steps, and what makes up for it."""
+    remedy = f" ({rate_in_words(share)} makes up for it)" if share <= MADE_UP else ""
+    return f"shortens Adam's steps by {part_in_words(share)}{remedy}"
+
+
+def rate_in_words(share: float) -> str:
+    """The learning rate whose steps are as long as without the codec."""
+    return f"{number(1 / (1 - share), 2)} times the learning rate"
 
 
 def part_in_words(share: float) -> str:

@@ -24,6 +24,7 @@ from gtrace.report.sections.sweep_tables import MARKS, batch_cell, method_column
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from gtrace.noise import NoisePrediction
     from gtrace.report.analysis.details import ExchangeError, LayerRotation, Rotation
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.sweep import SweepAnalysis
@@ -102,7 +103,7 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         column(like, lambda one: batch_cell(one[1], interval=True), trains),
         column(
             "lost progress",
-            lambda one: NOTHING if (cost := one[1].prediction) is None else percent(max(cost.lost, cost.shorter)),
+            lambda one: _progress(one[1].prediction),
             "part of each step's progress that the bias takes, or noise that makes Adam's steps shorter",
             1,
         ),
@@ -122,8 +123,8 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
     over = f" over {outlook.horizon:,} steps (--horizon)" if not outlook.why else ""
     notes = [
         (
-            f"Safe: by the whole interval the codec costs at most a tenth of the batch{over}, and its bias takes at "
-            "most a tenth of each step's progress, as does its noise, which makes Adam's steps shorter. At risk: by "
+            f"Safe: by the whole interval the codec costs at most a tenth of the batch{over}, its bias takes at most a "
+            "tenth of each step's progress, and its noise makes Adam's steps at most a twentieth shorter. At risk: by "
             "the whole interval it costs more than a tenth."
         ),
         (
@@ -161,6 +162,12 @@ def _bias_cell(found: Judgement) -> Cell:
     if not math.isfinite(found.bias):
         return dataclasses.replace(NOTHING, hint="the expected gradient is lost in its noise")
     return Cell(f"{'at most ' if found.bounded and found.bias else ''}{number(found.bias)}")
+
+
+def _progress(found: NoisePrediction | None) -> Cell:
+    if found is None or math.isnan(found.shorter):
+        return NOTHING
+    return Cell(percent(max(found.lost, found.shorter)))
 
 
 def _saved_cell(best: Saving | None) -> Cell:

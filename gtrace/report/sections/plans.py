@@ -12,7 +12,7 @@ import numpy as np
 from gtrace.planning.plan import WORTH, TensorPlan, to_plain
 from gtrace.report.analysis.details import rotates
 from gtrace.report.analysis.families import method_of
-from gtrace.report.analysis.safety import SAFE_COST, part_in_words
+from gtrace.report.analysis.safety import SAFE_SHORTER, shorter_in_words
 from gtrace.report.analysis.safety import samples as whole_samples
 from gtrace.report.names import count, energy_share, listed, number
 from gtrace.report.section import FEW_ROWS, NOTHING, Cell, Column, Numbers, Section, Table, column, value_cell, words
@@ -70,7 +70,7 @@ def _loses(plan: Plan) -> str:
             return f"loses {energy_share(error, 3)} of gradient energy{weighted}"
         return f"has {energy_share(error, 3)} error ({plan.objective}){weighted}"
     between = f"{whole_samples(horizon.low)} to {whole_samples(horizon.high)}"
-    shorter = f" and shortens Adam's steps by {part_in_words(horizon.shorter)}" if horizon.shorter > SAFE_COST else ""
+    shorter = f" and {shorter_in_words(horizon.shorter)}" if horizon.shorter > SAFE_SHORTER else ""
     return f"its noise costs as if the batch were {samples(plan)} ({between}){shorter}"
 
 

@@ -286,7 +286,7 @@ def captured(session: CaptureSession, options: CaptureOptions, attrs: Mapping[st
     settings = {field.name: getattr(shared, field.name) for field in fields(CaptureSettings)}
     message = {"path": str(options.path), "run": options.run, "settings": settings, "attrs": dict(attrs)}
     _watch_forks()
-    with children_call(__name__, message):
+    with children_call(__name__, message), processes.around_exec(_finished_for_exec):
         _active.append(session)
         try:
             yield
@@ -318,6 +318,21 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     if _resume is not None:
         _resume()
+
+
+@contextlib.contextmanager
+def _finished_for_exec() -> Iterator[None]:
+    """Python that this process becomes records on, as one that was launched."""
+    sessions = _active[-1:]
+    for session in sessions:
+        session.finish("complete")
+    try:
+        yield
+    except BaseException:
+        for session in sessions:
+            print_line("gtrace: warning: capture ended before os.exec, which failed; later steps are not recorded")
+            session.settle("interrupted")
+        raise
 
 
 def _after_fork() -> None:
@@ -379,6 +394,7 @@ class _Child:
     def start(self) -> None:
         self.session.start()
         self._exits.enter_context(processes.before_abrupt_exit(self.leave, self.session.hurry))
+        self._exits.enter_context(processes.around_exec(_finished_for_exec))
         original = sys.excepthook
 
         def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

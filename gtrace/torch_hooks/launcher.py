@@ -17,12 +17,14 @@ import runpy
 import shlex
 import shutil
 import sys
+import threading
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from gtrace.errors import EXIT_INTERRUPTED, UsageError
+from gtrace.torch_hooks.processes import wait_for_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,33 +158,47 @@ class Outcome:
 
 
 def run_program(program: Program) -> Outcome:
-    """Run a program to its end, an uncaught exception as Python prints it; UsageError if there is no such program."""
+    """Run a program and its threads to their end, an uncaught exception as Python prints it.
+
+    Raises:
+        UsageError: there is no such program.
+    """
     program.check()
+    others = threading.enumerate()
     with _as_main_program(program):
+        outcome = _run(program)
         try:
-            if program.is_module:
-                runpy.run_module(program.target, run_name="__main__", alter_sys=True)
-            elif program.is_code:
-                _execute(program.target, "<string>", BuiltinImporter)
-            elif pkgutil.get_importer(program.file) is not None:
-                runpy.run_path(os.path.abspath(program.file), run_name="__main__")
-            else:
-                # Not runpy.run_path: that would make either sys.argv[0] absolute or __file__ relative, and the
-                # interpreter does neither.
-                full = os.path.join(os.getcwd(), program.file)  # not normalized: as the interpreter does it
-                with io.open_code(full) as file:
-                    source = file.read()
-                _execute(source, full, SourceFileLoader("__main__", full), __file__=full, __cached__=None)
-        except SystemExit as request:
-            return Outcome(_exit_code(request))
+            wait_for_threads(others)
         except KeyboardInterrupt:
             return Outcome(EXIT_INTERRUPTED, interrupted=True)
-        except BaseException as error:  # noqa: BLE001 - whatever ends the program is its outcome, not ours
-            hide_machinery(error)
-            if isinstance(error, ImportError) and error.__traceback__ is None:
-                raise UsageError(f"{'-m ' * program.is_module}{program.target}: {error}") from None
-            sys.excepthook(type(error), error, error.__traceback__)
-            return Outcome(1)
+    return outcome
+
+
+def _run(program: Program) -> Outcome:
+    try:
+        if program.is_module:
+            runpy.run_module(program.target, run_name="__main__", alter_sys=True)
+        elif program.is_code:
+            _execute(program.target, "<string>", BuiltinImporter)
+        elif pkgutil.get_importer(program.file) is not None:
+            runpy.run_path(os.path.abspath(program.file), run_name="__main__")
+        else:
+            # Not runpy.run_path: that would make either sys.argv[0] absolute or __file__ relative, and the
+            # interpreter does neither.
+            full = os.path.join(os.getcwd(), program.file)  # not normalized: as the interpreter does it
+            with io.open_code(full) as file:
+                source = file.read()
+            _execute(source, full, SourceFileLoader("__main__", full), __file__=full, __cached__=None)
+    except SystemExit as request:
+        return Outcome(_exit_code(request))
+    except KeyboardInterrupt:
+        return Outcome(EXIT_INTERRUPTED, interrupted=True)
+    except BaseException as error:  # noqa: BLE001 - whatever ends the program is its outcome, not ours
+        hide_machinery(error)
+        if isinstance(error, ImportError) and error.__traceback__ is None:
+            raise UsageError(f"{'-m ' * program.is_module}{program.target}: {error}") from None
+        sys.excepthook(type(error), error, error.__traceback__)
+        return Outcome(1)
     return Outcome(0)
 
 

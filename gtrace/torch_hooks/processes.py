@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import importlib
 import itertools
@@ -17,12 +18,12 @@ import socket
 import struct
 import sys
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gtrace.torch_hooks.children import after_import, call_after_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from types import FrameType
 
 
@@ -140,13 +141,78 @@ def _process(number: int) -> str:
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 #: seconds that the main thread has to act on such a signal: it does not while it waits in a collective
 _REACTION = 0.5
+#: seconds between two looks at the threads of a program that has ended
+_LOOK = 0.05
+_FUTURES = "concurrent.futures"
 
 
 def before_shutdown(finish: Callable[[], object]) -> None:
-    """Call ``finish`` when the program has ended, while threads can still start (``atexit`` is too late)."""
+    """Call ``finish`` when the program and its threads have ended, while threads can start (``atexit`` is too late)."""
+
+    def end() -> None:
+        try:
+            wait_for_threads()
+        finally:
+            finish()
+
     # Imported first, so that its own callback, after which executors take no work, runs after this one.
     importlib.import_module("concurrent.futures.thread")
-    threading._register_atexit(finish)  # type: ignore[attr-defined]
+    threading._register_atexit(end)  # type: ignore[attr-defined]
+
+
+def wait_for_threads(others: Collection[threading.Thread] = ()) -> None:
+    """Wait as the interpreter does at its end: for threads that are no daemons, and for the work of executors.
+
+    Not for ``others``. Threads that wait for the main thread's end see that it has come.
+    """
+    main, idle = threading.main_thread(), False
+    main.is_alive = lambda: False  # type: ignore[method-assign]
+    try:
+        while found := [one for one in threading.enumerate() if not (one.daemon or one is main or one in others)]:
+            busy = next((one for one in found if not _waits(one)), None)
+            # Twice: between two pieces of work a thread of an executor looks as if it had none.
+            if busy is None and idle:
+                return
+            idle = busy is None
+            (busy or found[0]).join(_LOOK)
+    finally:
+        del main.is_alive
+
+
+def _waits(thread: threading.Thread) -> bool:
+    """Whether a thread waits for work or processes of an executor, or in ``join`` for the main thread."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is not None and frame.f_code.co_name == "_worker" and frame.f_globals["__name__"] == f"{_FUTURES}.thread":
+        return True
+    while frame is not None:
+        joins = frame.f_code is threading.Thread.join.__code__ and frame.f_locals["self"] is threading.main_thread()
+        if joins or frame.f_globals.get("__name__") == f"{_FUTURES}.process":
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextlib.contextmanager
+def around_exec(end: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Inside the block, enter ``end()`` before this process becomes another program, by any function ``os.exec*``."""
+
+    def watched(replace: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(replace)
+        def call(path: Any, *arguments: Any) -> Any:
+            # ``os.execvp`` tries each folder of PATH.
+            with end() if os.path.isfile(path) else contextlib.nullcontext():
+                return replace(path, *arguments)
+
+        return call
+
+    before = os.execv, os.execve  # those that all others call
+    ours = watched(os.execv), watched(os.execve)
+    os.execv, os.execve = ours
+    try:
+        yield
+    finally:
+        if (os.execv, os.execve) == ours:
+            os.execv, os.execve = before
 
 
 def release_signals() -> None:

@@ -389,3 +389,110 @@ def test_the_word_of_a_run_over_several_machines_and_the_budget_of_its_processes
         assert trace.attrs["writers"] == world
         assert (trace.attrs["run"] == "word") == (machines == 1)
         assert trace.attrs.get("launchers") == (None if machines == 1 else ["word"])
+
+
+THREADS = """
+    import concurrent.futures, os, subprocess, sys, threading, time
+    import torch
+
+    def train():
+        main_ended.wait()
+        weight = torch.nn.Parameter(torch.ones(5))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(4):
+            time.sleep(0.06)
+            weight.square().sum().backward()
+            optimizer.step()
+
+    def watch():
+        while threading.main_thread().is_alive():
+            time.sleep(0.01)
+
+    if len(sys.argv) > 2:
+        subprocess.run([sys.executable, *sys.argv[:2]])
+        sys.exit()
+    main_ended = threading.Event()
+    if sys.argv[1] == "executor":
+        executor = concurrent.futures.ThreadPoolExecutor(1)
+        for work in (len, train):
+            executor.submit(work)
+    else:
+        threading.Thread(target=train).start()
+    for act in (watch, threading.main_thread().join):
+        threading.Thread(target=act).start()
+    main_ended.set()
+    """
+
+
+@pytest.mark.parametrize("arguments", [["thread"], ["executor"], ["thread", "launched"], ["executor", "launched"]])
+def test_threads_that_train_when_the_main_module_has_ended(arguments, tmp_path):
+    write_script(tmp_path / "train.py", THREADS)
+    result = run_gtrace("capture", "-o", "run.zarr", "train.py", *arguments, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "")
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert [trace.steps(info.name).tolist() for info in trace.tensors] == [[0, 1, 2, 3]]
+        assert trace.status == "complete"
+
+
+STOPPED = """
+    import os, signal, sys, threading, time
+    sys.stdout.write("begun")
+    sys.stdout.flush()
+    def stop():
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+    threading.Thread(target=stop).start()
+    """
+
+
+def test_ctrl_c_ends_the_wait_for_threads(tmp_path):
+    write_script(tmp_path / "train.py", STOPPED)
+    result = run_gtrace("capture", "-o", "run.zarr", "train.py", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (130, "begun")
+    assert result.stderr.endswith("gtrace: interrupted; finished work is kept.\n")
+
+
+REPLACED = """
+    import contextlib, os, sys, torch
+
+    def train():
+        weight = torch.nn.Parameter(torch.ones(5))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(4):
+            weight.square().sum().backward()
+            optimizer.step()
+
+    train()
+    end = sys.argv.pop()
+    with contextlib.suppress(OSError):
+        os.execlp("no-such-command", "no-such-command")
+    train()
+    if end == "again":
+        os.execvp(sys.executable, [sys.executable, *sys.argv, "last"])
+    if end == "fails":
+        with contextlib.suppress(OSError):
+            os.execv(__file__, [__file__])
+        train()
+    """
+
+
+def test_steps_before_another_program_takes_the_process(tmp_path):
+    write_script(tmp_path / "train.py", REPLACED)
+    result = run_gtrace("capture", "-o", "run.zarr", "train.py", "again", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "")
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert {(one.rank, one.optimizer, *trace.steps(one.name, rank=one.rank)) for one in trace.tensors} == {
+            (rank, optimizer, 0, 1, 2, 3) for rank in (0, 1) for optimizer in (0, 1)
+        }
+        assert trace.status == "complete"
+
+
+def test_a_program_that_cannot_take_the_process_leaves_an_interrupted_trace(tmp_path):
+    write_script(tmp_path / "train.py", REPLACED)
+    result = run_gtrace("capture", "-o", "run.zarr", "train.py", "fails", cwd=tmp_path)
+    assert result.returncode == 0
+    assert "warning: capture ended before os.exec, which failed; later steps are not recorded\n" in result.stderr
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert {(one.optimizer, *trace.steps(one.name)) for one in trace.tensors} == {(0, 0, 1, 2, 3), (1, 0, 1, 2, 3)}
+        assert trace.status == "interrupted"

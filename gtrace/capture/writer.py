@@ -6,6 +6,7 @@ Importing this imports neither torch nor numpy: the program may set them up firs
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import queue
@@ -392,9 +393,10 @@ class AsyncWriter:
             self._on_error(error)
 
     def _note(self, error: Exception) -> None:
-        """Whether nothing can be written any more: there is no trace, or it is gone; a lock may be had later."""
-        without = self._trace is None and not isinstance(error.__cause__, TimeoutError)
-        if without or isinstance(error.__cause__, FileNotFoundError):
+        """Whether nothing can be written any more: there is no trace, or it is gone; a lock or room may be had later."""
+        cause = error.__cause__
+        later = isinstance(cause, TimeoutError) or getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if isinstance(cause, FileNotFoundError) or (self._trace is None and not later):
             self.lost = self.lost or error
 
     def _give_up(self, row: Row, error: Exception) -> None:
@@ -422,6 +424,7 @@ class AsyncWriter:
             if row.kind != "neural" and self._most is not None:
                 gradient = self._cut(slot, gradient, self._most, about, numbers)
             self._trace.append(row.step, slot.name, gradient, numbers=numbers, **place, **about)
+            self._described.add((row.kind, row.stream, slot.name))
             self._progress += 1
         self._trace.commit(row.step, **{**place, **row.scalars})
 
@@ -444,9 +447,7 @@ class AsyncWriter:
         return sample.take(flat)
 
     def _description(self, row: Row, slot: Slot) -> dict[str, Any]:
-        key = row.kind, row.stream, slot.name
-        if key in self._described:
+        if (row.kind, row.stream, slot.name) in self._described:
             return {}
-        self._described.add(key)
         about: dict[str, Any] = {"dtype": slot.dtype, "aliases": list(slot.aliases)}
         return about | dict(slot.attrs) | ({"module_type": slot.module_type} if slot.module_type else {})

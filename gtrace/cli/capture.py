@@ -30,7 +30,7 @@ from gtrace.capture.options import CaptureSettings, capture_options
 from gtrace.capture.session import CaptureSession, captured, end_of_fork, git_commit, print_line
 from gtrace.capture.summary import result_text
 from gtrace.cli.options import Command, options
-from gtrace.errors import EXIT_OK, EXIT_USAGE, GtraceError, ScriptError, UsageError
+from gtrace.errors import EXIT_INPUT, EXIT_OK, EXIT_USAGE, GtraceError, ScriptError, UsageError
 from gtrace.settings import nested, option
 from gtrace.torch_hooks.children import after_import, watch_no_more
 from gtrace.torch_hooks.launcher import Outcome, Program, run_program
@@ -146,7 +146,7 @@ def _conclude(
         raise UsageError("; ".join(summary.complaints))
     if place.rank is not None:
         return EXIT_OK
-    return EXIT_USAGE if not summary.rows and not summary.errors else summary.lost
+    return EXIT_OK if summary.rows else summary.lost or (EXIT_INPUT if summary.errors else EXIT_USAGE)
 
 
 #: The process that shows the view. It is nobody's child, so that a script which waits for all of its own does not wait

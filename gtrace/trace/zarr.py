@@ -20,6 +20,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import struct
 from operator import floordiv, mod
 from pathlib import Path
@@ -519,9 +520,13 @@ def write_group(folder: str, attributes: Mapping[str, Any]) -> None:
 
 
 def make_group(folder: str, attributes: Mapping[str, Any]) -> None:
-    """Make a folder with a group's metadata."""
+    """Make a folder with a group's metadata, or none, so that the same can be tried again."""
     os.mkdir(folder)
-    write_group(folder, attributes)
+    try:
+        write_group(folder, attributes)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _make_stream(root: str, key: StreamKey, process: Mapping[str, Any]) -> str:
@@ -759,10 +764,10 @@ class ZarrStreamSink:
     def _make_tables(self, statistics: Iterable[str]) -> None:
         count = len(self._tensors)
         if not self._tables:
-            forms = layout.table_forms(statistics, count)
-            self._tables = {form.entry: _OpenRows(self._folder, form) for form in forms}
-            for table in self._tables.values():
+            tables = {form.entry: _OpenRows(self._folder, form) for form in layout.table_forms(statistics, count)}
+            for table in tables.values():
                 table.set_rows(self._rows)
+            self._tables = tables
         for table in (self._tables[name] for name in statistics):
             if table.columns != count:
                 table.columns = count

@@ -1,5 +1,6 @@
 """Disks that refuse, wait or never answer, and Ctrl-C at the end: training goes on; the trace says what it lacks."""
 
+import errno
 import os
 import re
 import resource
@@ -31,6 +32,8 @@ TRAIN = """
     torch.save(model.state_dict(), "weights.pt")
     raise SystemExit(7)
 """
+
+TRAIN_10 = textwrap.dedent(TRAIN).replace("range(40)", "range(10)").replace("raise SystemExit(7)", "")
 
 SETTLED = """
     import errno, gc, os, resource, time
@@ -177,3 +180,67 @@ def test_ctrl_c_while_the_last_steps_are_written(presses, suffix, tmp_path):
             assert f"{30 - len(steps)} steps could not be written" in ended.stdout
             unwritten = trace.attrs["capture"]["unwritten"]
             assert unwritten == {"0": f"{len(steps)}-29" if len(steps) < 29 else "29"}
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 3), ("raise SystemExit(7)", 5)])
+def test_a_disk_without_any_room(end, code, tmp_path, gtrace_here, monkeypatch):
+    always_full = textwrap.dedent(FULL).replace("10 <= step < 30", "True")
+    write_script(tmp_path / "train.py", textwrap.dedent(SETTLED) + always_full + TRAIN_10 + end)
+    for name in ("writev", "pwritev"):
+        monkeypatch.setattr(os, name, getattr(os, name))  # put back at the end
+    ended, _, err = gtrace_here("capture", "-o", "run.zarr", "train.py")
+    assert ended == code
+    assert "run.zarr: cannot be written (No space left on device); training goes on\n" in err
+    assert "nothing was captured: see the warnings above" in err
+    assert "is gone" not in err
+
+
+def about(trace):
+    return {info.name: (info.dtype, info.module_type, info.shape) for info in trace.tensors}
+
+
+def test_whichever_file_has_no_room_only_that_step_is_missing(path, monkeypatch):
+    calls, refused = [], 0
+
+    def watched(name):
+        function = getattr(os, name)
+
+        def call(*args):
+            calls.append(name)
+            if len(calls) == refused:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return function(*args)
+
+        return call
+
+    for name in ("mkdir", "writev", "pwritev"):
+        monkeypatch.setattr(os, name, watched(name))
+
+    def train(place):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Captured(place, run="word") as captured:
+            calls.clear()
+            for step in range(4):
+                model[0].requires_grad_(step > 1)
+                descend(model, optimizer, 2, 4, steps=1)
+                captured.session._recorder._writer.drain()
+            made = len(calls)
+        return captured, made
+
+    expected, made = train(path)
+    assert made > 50
+    for refused in range(1, made + 1):
+        captured, _ = train(path.with_name(f"run{refused}.zarr"))
+        with captured.trace as trace:
+            # None if there was room in the old place of a file.
+            missing = [int(steps) for steps in trace.attrs["capture"]["unwritten"].values()]
+            assert captured.summary.rows == 4 - len(missing) >= 3
+            assert trace.status == ("interrupted" if missing else "complete")
+            assert about(trace) == about(expected.trace)
+            for info in trace.tensors:
+                steps = [step for step in expected.trace.steps(info.name) if step not in missing]
+                assert trace.steps(info.name).tolist() == steps
+                for step in steps:
+                    assert (trace.read(info.name, step) == expected.trace.read(info.name, step)).all()

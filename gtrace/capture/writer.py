@@ -393,7 +393,7 @@ class AsyncWriter:
             self._on_error(error)
 
     def _note(self, error: Exception) -> None:
-        """Whether nothing can be written any more: there is no trace, or it is gone; a lock or room may be had later."""
+        """Whether nothing can be written any more: there is no trace, or it is gone; a lock or room may come later."""
         cause = error.__cause__
         later = isinstance(cause, TimeoutError) or getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         if isinstance(cause, FileNotFoundError) or (self._trace is None and not later):

@@ -115,15 +115,15 @@ def command(settings: _ReportSettings, results: tuple[Path, ...]) -> None:
     """
     if settings.to is not None:
         check_tracker(settings.to)
-        if settings.output is not None or settings.as_json or settings.figure is not None:
-            raise UsageError("--to sends numbers instead of writing a report: leave out -o, --json and --figure")
+        if settings != _ReportSettings(to=settings.to):
+            raise UsageError("--to sends numbers instead of writing a report: leave out all other options")
         from gtrace.report.files import send_results
 
         for path, sent in send_results(_given(list(results)), settings.to).items():
             echo(f"{path}: {count(sent, 'set')} of numbers sent to {settings.to}")
         return
-    if settings.figure is not None and (settings.as_json or settings.pairs or settings.groups):
-        raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
+    if settings.figure is not None and (settings.as_json or settings.full or settings.pairs or settings.groups):
+        raise UsageError("--figure draws one figure alone: leave out --json, --full, --pair and --group")
     text = settings.cluster.cluster
     if text is not None and settings.ranks is not None:
         raise UsageError(f"--ranks {settings.ranks}: --cluster {text} already says how many ranks; leave one out.")

@@ -199,7 +199,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
 
 def _exchanges(settings: SweepSettings, codecs: list[TableLike]) -> ExchangePlan | None:
     """What is exchanged, checked before anything is measured; None without ``--exchange``."""
-    if not settings.exchange:
+    if settings.exchange is None:
         if settings.ranks:
             raise UsageError("--ranks: is for --exchange; name one, or leave it out.")
         return None
@@ -207,7 +207,8 @@ def _exchanges(settings: SweepSettings, codecs: list[TableLike]) -> ExchangePlan
     from gtrace.training.averages import ExchangePlan
 
     able = tuple(one for one in codecs if isinstance(one, Codec))
-    return ExchangePlan(able, tuple(words(settings.exchange)), settings.ranks or _RANKS, seed=settings.seed)
+    ways = tuple(words(settings.exchange, "--exchange"))
+    return ExchangePlan(able, ways, settings.ranks or _RANKS, seed=settings.seed)
 
 
 def _exchange(

@@ -164,6 +164,7 @@ class StudySettings(StudyOptions):
         self._check_joint()
         for kind, given, text in (
             ("neural", self.shadow is not None, "shadow: compares weight gradients under compressed neural ones"),
+            ("neural", self.layers != "inner", "layers: is about neural gradients"),
             ("weight", self.measure is not None, "measure: is about gradients between workers"),
             ("weight", self.network is not None, "network: neural gradients do not travel between workers"),
             ("weight", self.min_size or self.down, "min-size and down: neural gradients do not travel between workers"),

@@ -468,8 +468,7 @@ def write_sweep(
             store.add((), warnings=sweep.cautions())
             store.check_plans({str(c): c.digest for c in sweep.able if isinstance(c, CodecTable)})
             store.note(selection=sweep.selection())
-            stored = store.done()
-            jobs = sweep.jobs(stored, _again(store, sweep, stored))
+            jobs = sweep.jobs(store.done(), _again(store, sweep))
             store.add((), warnings=sweep.limits.lines())
             total = sum(len(job.wanted) for job in jobs)
             values = sum(job.values(wanted) for job in jobs for _, wanted in job.wanted)
@@ -504,30 +503,18 @@ def _learning(trace: Trace) -> dict[str, Any]:
     return {"last": int(steps[-1])} | ({"lr": mean} if mean > 0 else {})
 
 
-#: steps whose noise depends on steps that may come after them
-_LATE = 2
-
-
-def _again(store: ResultStore, sweep: _Sweep, stored: Stored) -> set[_Key]:
-    """The rows that lack something which is wanted, or may be known better now."""
-    again: set[_Key] = set()
-    if store.grown:
-        # Noise at a tensor's last steps was estimated without the steps that came after them.
-        swept: dict[str, set[int]] = defaultdict(set)
-        for tensor, step, *_ in stored:
-            swept[tensor].add(step)
-        late = {tensor: sorted(steps)[-_LATE:] for tensor, steps in swept.items()}
-        again = {key for key in stored if key[1] in late[key[0]]}
-    if sweep.settings.optimal:
-        levels = {
-            (tensor, name["codec"])
-            for tensor, items in sweep.asked.items()
-            for item in items
-            if has_optimum(item.codec)
-            for name in item.names
-        }
-        again |= {key for key in store.without_optimum() if (key[0], key[2]) in levels}
-    return again
+def _again(store: ResultStore, sweep: _Sweep) -> set[_Key]:
+    """The rows that lack an optimum which is wanted."""
+    if not sweep.settings.optimal:
+        return set()
+    levels = {
+        (tensor, name["codec"])
+        for tensor, items in sweep.asked.items()
+        for item in items
+        if has_optimum(item.codec)
+        for name in item.names
+    }
+    return {key for key in store.without_optimum() if (key[0], key[2]) in levels}
 
 
 def expectations(trace: Trace, codecs: Sequence[Codec], sink: Callable[[Block], None], **options: Any) -> list[str]:

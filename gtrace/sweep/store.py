@@ -117,6 +117,12 @@ os.register_at_fork(after_in_child=_disown)
 
 
 _MEASURED = frozenset(MEASURED)
+#: noise is estimated from a step and its neighbors, so the last two steps of a tensor wait for those that come after
+_DROP_LATE = """DELETE FROM cells WHERE (tensor, step) IN (
+    SELECT tensor, step FROM (
+        SELECT tensor, step, DENSE_RANK() OVER (PARTITION BY tensor ORDER BY step DESC) AS place FROM cells
+    ) WHERE place <= 2
+)"""
 #: a row by column name
 Row: TypeAlias = dict[str, Any]
 #: SQLite's error codes for the disk and its contents, without the detail in the upper bits
@@ -261,8 +267,6 @@ class ResultStore:
         self._connection = connection
         self._owner = owner
         self.path = path
-        #: the trace has more steps than when the rows that are here were measured
-        self.grown = False
         self._statements: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         self._number_texts()
 
@@ -303,7 +307,7 @@ class ResultStore:
                 if (found == fingerprint or grown) and not force:
                     store = cls(cls._connect(path), path, owner.pop_all())
                     if grown:
-                        store.grown = True
+                        store.drop_late()
                         store.note(fingerprint=fingerprint, provenance=provenance)
                     return store
                 if not force and not _holds_nothing(path):
@@ -380,6 +384,14 @@ class ResultStore:
     def details(self) -> set[tuple[str, int, str]]:
         """(tensor, step, what) of the details that are there."""
         return set(self._connection.execute("SELECT tensor, step, what FROM details"))
+
+    def drop_late(self) -> None:
+        """Forget the rows of each tensor's last steps: their noise is another one with the steps that come after them.
+
+        Whichever codecs are asked for next, no row with the earlier noise can stay.
+        """
+        with _writing(self.path), self._connection as sql:
+            sql.execute(_DROP_LATE)
 
     def note(self, **facts: Any) -> None:
         """Remember facts about the sweep: ``selection`` is what was asked for last, which reports show."""

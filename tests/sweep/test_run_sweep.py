@@ -117,6 +117,21 @@ def test_a_sweep_continues_when_its_trace_has_grown(tmp_path):
         gtrace.run_sweep(gtrace.Trace.from_arrays({"w": gradients[0]}), codecs[:2], output=path, jobs=1)
 
 
+def test_rows_whose_noise_changed_as_the_trace_grew_are_measured_again_whatever_came_between(tmp_path):
+    gradients = np.random.default_rng(0).standard_normal((12, 50)).astype(np.float32)
+    path, place = tmp_path / "out.db", tmp_path / "run.zarr"
+    how = {"jobs": 1, "noise": False}
+    with gtrace.create_trace(place) as writer:
+        for step, values in enumerate(gradients):
+            if step == 10:
+                gtrace.run_sweep(place, ["qsgd:bits=2"], output=path, **how)
+            writer.append(step, "w", values)
+            writer.commit(step)
+    gtrace.run_sweep(place, ["qsgd:bits=3"], steps=[3], output=path, **how)
+    result = gtrace.run_sweep(place, ["qsgd:bits=2"], output=path, **how)
+    assert rows_of(result.selected) == rows_of(gtrace.run_sweep(place, ["qsgd:bits=2"], **how))
+
+
 def test_another_sweep_is_not_overwritten(trace, tmp_path):
     path = tmp_path / "out.db"
     gtrace.run_sweep(trace, ["terngrad"], output=path, jobs=1)

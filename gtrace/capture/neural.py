@@ -132,10 +132,15 @@ class OutputHooks:
         # This comes first: while a graph is being compiled, nothing below may enter it.
         if torch.compiler.is_compiling() or not self.listening or not torch.is_grad_enabled():
             return
+        if not torch.jit.is_tracing() and not self._paused():  # type: ignore[attr-defined,no-untyped-call]
+            self._safely(self._watch, module, output)
+
+    def _safely(self, function: Callable[..., None], *args: object) -> None:
+        """Call a function; its errors stop nothing. In a forked child, do nothing."""
         started = time.perf_counter()
         try:
-            if os.getpid() == self._owner and not torch.jit.is_tracing() and not self._paused():  # type: ignore[attr-defined,no-untyped-call]
-                self._watch(module, output)
+            if os.getpid() == self._owner:
+                function(*args)
         except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
             self._on_error(error)
         finally:
@@ -159,24 +164,16 @@ class OutputHooks:
         self._order += 1
         for place, tensor in tensors:
             about = Output(name, self._order, place)
-            handle = tensor.register_hook(functools.partial(self._arrived, about))  # type: ignore[no-untyped-call]
+            handle = tensor.register_hook(functools.partial(self._safely, self._arrived, about))  # type: ignore[no-untyped-call]
             if tensor.is_leaf:
                 self._lasting.append(handle)
 
     def _arrived(self, output: Output, gradient: torch.Tensor | None) -> None:
         # Autograd also reports missing gradients.
-        if gradient is None or not self.listening:
-            return
-        started = time.perf_counter()
-        try:
-            if os.getpid() == self._owner:
-                self.watched[output.name.name] = True
-                with self._lock, torch.no_grad():
-                    self._on_gradient(output, gradient.detach())
-        except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
-            self._on_error(error)
-        finally:
-            self.seconds += time.perf_counter() - started
+        if gradient is not None and self.listening:
+            self.watched[output.name.name] = True
+            with self._lock, torch.no_grad():
+                self._on_gradient(output, gradient.detach())
 
 
 @dataclass(slots=True)

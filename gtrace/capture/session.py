@@ -73,6 +73,8 @@ class CaptureSession:
         self._inherited: Recorder | None = None
         #: Ctrl-C came while the trace was being finished, which went on
         self.pressed = False
+        #: another program takes this process
+        self.replaced = False
         self._finishing = threading.RLock()
         self._ends = False
 
@@ -144,6 +146,9 @@ class CaptureSession:
         ``status`` is how the run as a whole ended. Call it after :meth:`finish`.
         """
         summary, options = self.finish(status), self._options
+        if self.replaced:
+            self._say("gtrace: warning: capture ended before os.exec, which failed; later steps are not recorded")
+            status = "interrupted"
         if options.run is None or summary.lost or not options.path.is_dir():
             return summary
         from gtrace.trace.shared import belongs_to, settle
@@ -285,8 +290,8 @@ def captured(session: CaptureSession, options: CaptureOptions, attrs: Mapping[st
     shared = options if isinstance(options.to, str) else replace(options, to=None)
     settings = {field.name: getattr(shared, field.name) for field in fields(CaptureSettings)}
     message = {"path": str(options.path), "run": options.run, "settings": settings, "attrs": dict(attrs)}
-    _watch_forks()
-    with children_call(__name__, message), processes.around_exec(_finished_for_exec):
+    _watch_processes()
+    with children_call(__name__, message):
         _active.append(session)
         try:
             yield
@@ -305,8 +310,24 @@ _resume: Callable[[], None] | None = None
 
 
 @functools.cache
-def _watch_forks() -> None:
+def _watch_processes() -> None:
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)
+    # All others call one of them.
+    os.execv, os.execve = _finishing_first(os.execv), _finishing_first(os.execve)
+
+
+def _finishing_first(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """``os.exec*`` that finish the capture: Python that this process becomes records on, as one that was launched."""
+
+    @functools.wraps(execute)
+    def call(path: Any, *arguments: Any) -> Any:
+        # ``os.execvp`` tries each folder of PATH.
+        if _active and os.path.isfile(path):
+            _active[-1].finish("complete")
+            _active[-1].replaced = True
+        return execute(path, *arguments)
+
+    return call
 
 
 def _before_fork() -> None:
@@ -318,21 +339,6 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     if _resume is not None:
         _resume()
-
-
-@contextlib.contextmanager
-def _finished_for_exec() -> Iterator[None]:
-    """Python that this process becomes records on, as one that was launched."""
-    sessions = _active[-1:]
-    for session in sessions:
-        session.finish("complete")
-    try:
-        yield
-    except BaseException:
-        for session in sessions:
-            print_line("gtrace: warning: capture ended before os.exec, which failed; later steps are not recorded")
-            session.settle("interrupted")
-        raise
 
 
 def _after_fork() -> None:
@@ -375,7 +381,7 @@ def start(message: Mapping[str, Any]) -> None:
         options = capture_options(Path(message["path"]), settings, run=run, launcher=launcher)
         child = _Child(CaptureSession(options, message["attrs"], launched=True, status=True))
         child.start()
-        _watch_forks()
+        _watch_processes()
         _active.append(child.session)
     except Exception as error:  # noqa: BLE001 - the program's import of torch must succeed
         print_line(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
@@ -394,7 +400,6 @@ class _Child:
     def start(self) -> None:
         self.session.start()
         self._exits.enter_context(processes.before_abrupt_exit(self.leave, self.session.hurry))
-        self._exits.enter_context(processes.around_exec(_finished_for_exec))
         original = sys.excepthook
 
         def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

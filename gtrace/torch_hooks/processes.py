@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import hashlib
 import importlib
 import itertools
@@ -18,7 +17,7 @@ import socket
 import struct
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gtrace.torch_hooks.children import after_import, call_after_import
 
@@ -190,29 +189,6 @@ def _waits(thread: threading.Thread) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-@contextlib.contextmanager
-def around_exec(end: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Inside the block, enter ``end()`` before this process becomes another program, by any function ``os.exec*``."""
-
-    def watched(replace: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(replace)
-        def call(path: Any, *arguments: Any) -> Any:
-            # ``os.execvp`` tries each folder of PATH.
-            with end() if os.path.isfile(path) else contextlib.nullcontext():
-                return replace(path, *arguments)
-
-        return call
-
-    before = os.execv, os.execve  # those that all others call
-    ours = watched(os.execv), watched(os.execve)
-    os.execv, os.execve = ours
-    try:
-        yield
-    finally:
-        if (os.execv, os.execve) == ours:
-            os.execv, os.execve = before
 
 
 def release_signals() -> None:

@@ -137,6 +137,10 @@ def _conclude(
         return outcome.exit_code
     if place.rank and summary.rows and not summary.errors:
         return EXIT_OK  # one line is enough: rank 0 prints it
+    processes = sys.modules.get("multiprocessing.process")
+    if not summary.rows and processes and any(not one.daemon for one in processes.active_children()):
+        say(f"gtrace: nothing was captured in {path} yet; other processes of the script go on and record theirs")
+        return EXIT_OK
     name = shlex.quote(str(path))
     after = f"; next: gtrace info {name}, gtrace sweep {name}" if summary.rows else ""
     say(f"gtrace: {result}{after}")

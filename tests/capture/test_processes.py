@@ -496,3 +496,29 @@ def test_a_program_that_cannot_take_the_process_leaves_an_interrupted_trace(tmp_
     with open_trace(tmp_path / "run.zarr") as trace:
         assert {(one.optimizer, *trace.steps(one.name)) for one in trace.tensors} == {(0, 0, 1, 2, 3), (1, 0, 1, 2, 3)}
         assert trace.status == "interrupted"
+
+
+LEFT = """
+    import multiprocessing, time, torch
+
+    def train(started):
+        started.wait()
+        weight = torch.nn.Parameter(torch.ones(5))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        time.sleep(1)
+        weight.square().sum().backward()
+        optimizer.step()
+
+    started = multiprocessing.get_context("fork").Event()
+    multiprocessing.get_context("fork").Process(target=train, args=(started,)).start()
+    started.set()
+    """
+
+
+def test_a_process_that_the_script_does_not_wait_for(tmp_path):
+    write_script(tmp_path / "train.py", LEFT)
+    result = run_gtrace("capture", "-o", "run.zarr", "train.py", cwd=tmp_path)
+    goes_on = "nothing was captured in run.zarr yet; other processes of the script go on and record theirs"
+    assert (result.returncode, result.stderr) == (0, f"gtrace: {goes_on}\n")
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert ([trace.steps(info.name).tolist() for info in trace.tensors], trace.status) == ([[0]], "complete")

@@ -9,9 +9,8 @@ import math
 import os
 import re
 import sys
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gtrace.errors import UsageError, suggest
 from gtrace.settings import KINDS, documented, option
@@ -33,27 +32,15 @@ HORIZON = 1_000_000
 _BURST = 16
 
 
-class StepPolicy(ABC):
-    """Decides whether to record a step of an optimizer; ``str()`` gives its option on the command line."""
-
-    @abstractmethod
-    def coming(self, step: int, capacity: int) -> float:
-        """The first step from ``step`` on to record, infinity without one, if ``capacity`` steps fit the budget."""
-
-    def wants(self, step: int, capacity: int) -> bool:
-        """Whether to record a step."""
-        return self.coming(step, capacity) == step
-
-
 @dataclass(frozen=True)
-class ListedSteps(StepPolicy):
+class ListedSteps:
     """The steps of some ranges."""
 
     ranges: tuple[range, ...]
     text: str
 
-    def coming(self, step: int, capacity: int) -> float:
-        """The next step that lies in one of the ranges.
+    def coming(self, step: int, _capacity: int) -> float:
+        """The first step from ``step`` on that lies in one of the ranges, infinity without one.
 
         >>> [ListedSteps((range(3, 10, 3), range(5, 6)), "").coming(step, 0) for step in range(11)]
         [3, 3, 3, 3, 5, 5, 6, 9, 9, 9, inf]
@@ -75,13 +62,13 @@ def every_step(stride: int = 1) -> ListedSteps:
 
 
 @dataclass(frozen=True)
-class AutomaticSteps(StepPolicy):
+class AutomaticSteps:
     """Every step at first, then bursts of consecutive steps at logarithmic distances, within the budget."""
 
     def coming(self, step: int, capacity: int) -> float:
-        """The next step that belongs to the dense start or to a burst.
+        """The first step from ``step`` on to record, infinity without one, if ``capacity`` steps fit the budget.
 
-        >>> [step for step in range(3000) if AutomaticSteps().wants(step, 8)]
+        >>> [step for step in range(3000) if AutomaticSteps().coming(step, 8) == step]
         [0, 1, 2, 3, 2000, 2001, 2002, 2003]
         """
         if capacity >= HORIZON:
@@ -107,6 +94,10 @@ class AutomaticSteps(StepPolicy):
         return "auto"
 
 
+#: decides which steps of an optimizer are recorded; ``str()`` gives its option on the command line
+StepPolicy: TypeAlias = ListedSteps | AutomaticSteps
+
+
 @functools.lru_cache(maxsize=8)
 def _bursts(capacity: int) -> tuple[int, int, list[int]]:
     """Number of first steps, length of bursts, and their starts: ``capacity`` steps at most, 1 at least."""
@@ -128,7 +119,7 @@ def parse_steps(text: str) -> StepPolicy:
     """Read ``auto``, or steps as :func:`gtrace.units.step_ranges` does.
 
     >>> policy = parse_steps("0,10,1000+50")
-    >>> [step for step in (0, 1, 10, 999, 1000, 1049, 1050) if policy.wants(step, 0)]
+    >>> [step for step in (0, 1, 10, 999, 1000, 1049, 1050) if policy.coming(step, 0) == step]
     [0, 10, 1000, 1049]
 
     Raises:

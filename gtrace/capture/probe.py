@@ -111,7 +111,7 @@ class Stopwatch:
         if self._is_nested(sys._getframe(2), None):
             return
         self._optimizer = id(optimizer)
-        self._recorded += self._policy.wants(self._step, 0)
+        self._recorded += self._policy.coming(self._step, 0) == self._step
         self._last = time.perf_counter()
         if not self._step:
             self._first = self._last

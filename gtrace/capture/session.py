@@ -311,7 +311,7 @@ _resume: Callable[[], None] | None = None
 
 @functools.cache
 def _watch_processes() -> None:
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=lambda: _resume and _resume(), after_in_child=_after_fork)
     # All others call one of them.
     os.execv, os.execve = _finishing_first(os.execv), _finishing_first(os.execve)
 
@@ -334,11 +334,6 @@ def _before_fork() -> None:
     """Wait until the row that is being written is done: a child would inherit the locks of the thread that writes."""
     global _resume  # noqa: PLW0603 - what a process is
     _resume = _active[-1].pause() if _active else None
-
-
-def _after_fork_in_parent() -> None:
-    if _resume is not None:
-        _resume()
 
 
 def _after_fork() -> None:

@@ -24,7 +24,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from gtrace.errors import EXIT_INTERRUPTED, UsageError
-from gtrace.torch_hooks.processes import wait_for_threads
+from gtrace.torch_hooks.processes import threads_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,20 +158,12 @@ class Outcome:
 
 
 def run_program(program: Program) -> Outcome:
-    """Run a program and its threads to their end, an uncaught exception as Python prints it.
-
-    Raises:
-        UsageError: there is no such program.
-    """
+    """Run a program and its threads to the end, errors printed as Python does; UsageError if there is no such program."""
     program.check()
     others = threading.enumerate()
     with _as_main_program(program):
         outcome = _run(program)
-        try:
-            wait_for_threads(others)
-        except KeyboardInterrupt:
-            return Outcome(EXIT_INTERRUPTED, interrupted=True)
-    return outcome
+        return outcome if threads_ended(others) else Outcome(EXIT_INTERRUPTED, interrupted=True)
 
 
 def _run(program: Program) -> Outcome:

@@ -147,22 +147,15 @@ _FUTURES = "concurrent.futures"
 
 def before_shutdown(finish: Callable[[], object]) -> None:
     """Call ``finish`` when the program and its threads have ended, while threads can start (``atexit`` is too late)."""
-
-    def end() -> None:
-        try:
-            wait_for_threads()
-        finally:
-            finish()
-
     # Imported first, so that its own callback, after which executors take no work, runs after this one.
     importlib.import_module("concurrent.futures.thread")
-    threading._register_atexit(end)  # type: ignore[attr-defined]
+    threading._register_atexit(lambda: (threads_ended(), finish()))  # type: ignore[attr-defined]
 
 
-def wait_for_threads(others: Collection[threading.Thread] = ()) -> None:
+def threads_ended(others: Collection[threading.Thread] = ()) -> bool:
     """Wait as the interpreter does at its end: for threads that are no daemons, and for the work of executors.
 
-    Not for ``others``. Threads that wait for the main thread's end see that it has come.
+    Not for ``others``. Threads that wait for the main thread's end see that it has come. False if Ctrl-C ends the wait.
     """
     main, idle = threading.main_thread(), False
     main.is_alive = lambda: False  # type: ignore[method-assign]
@@ -171,11 +164,14 @@ def wait_for_threads(others: Collection[threading.Thread] = ()) -> None:
             busy = next((one for one in found if not _waits(one)), None)
             # Twice: between two pieces of work a thread of an executor looks as if it had none.
             if busy is None and idle:
-                return
+                break
             idle = busy is None
             (busy or found[0]).join(_LOOK)
+    except KeyboardInterrupt:
+        return False
     finally:
         del main.is_alive
+    return True
 
 
 def _waits(thread: threading.Thread) -> bool:

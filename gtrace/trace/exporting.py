@@ -132,7 +132,18 @@ def export_trace(
                 os.utime(new)
                 if progress is not None:
                     progress(done + 1, len(chosen))
-            (new / ABOUT).write_text(json.dumps(_about(trace, rows), indent=2, ensure_ascii=False) + "\n")
+            about = {
+                "format": _FORMAT,
+                "gtrace_version": __version__,
+                "trace": trace.path,
+                "fingerprint": trace.fingerprint,
+                "steps": chosen,
+                "tensors": [
+                    {"name": one.name, "shape": one.shape, "dtype": one.dtype, "size": one.size, "kind": one.kind}
+                    for one in infos
+                ],
+            }
+            (new / ABOUT).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n")
         move_in(new, place, force=force)
     names = tuple(dict.fromkeys(info.name for info in infos))
     return Exported(Path(output), tuple(chosen), names, 1 if to == "parquet" else len(chosen))
@@ -191,20 +202,6 @@ def _is_export(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(about, dict) and about.get("format") == _FORMAT
-
-
-def _about(trace: Trace, rows: _Rows) -> dict[str, Any]:
-    return {
-        "format": _FORMAT,
-        "gtrace_version": __version__,
-        "trace": trace.path,
-        "fingerprint": trace.fingerprint,
-        "steps": list(rows.steps),
-        "tensors": [
-            {"name": info.name, "shape": info.shape, "dtype": info.dtype, "size": info.size, "kind": info.kind}
-            for info in rows.infos
-        ],
-    }
 
 
 def _write_npz(path: Path, step: int, rows: _Rows) -> None:

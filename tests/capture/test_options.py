@@ -78,7 +78,7 @@ def test_gradients_appended_by_hand(path):
 
 
 def chosen(policy, end, capacity=10**18):
-    return [step for step in range(end) if policy.wants(step, capacity)]
+    return [step for step in range(end) if policy.coming(step, capacity) == step]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_automatic_steps_are_bursts_that_fit_the_budget(capacity):
     # Where bursts begin is where they may meet: beyond the dense start a sample of steps is enough.
     _, length, starts = _bursts(capacity)
     near = {step for start in starts for step in range(start - 2, start + length + 2)}
-    steps = [step for step in sorted({*range(capacity + 2), *near}) if policy.wants(step, capacity)]
+    steps = [step for step in sorted({*range(capacity + 2), *near}) if policy.coming(step, capacity) == step]
     assert len(steps) == policy.most(capacity) == max(1, capacity)
     assert steps[: (capacity + 1) // 2] == list(range((capacity + 1) // 2))
     assert min(bursts_of(steps)) >= min(capacity, 3 if capacity < 8 else 4) or capacity == 0

@@ -186,7 +186,7 @@ def test_optimizers_inside_a_backward_pass_are_one_stream(path, steps, fail):
     with Captured(path, policy=parse_steps(steps)) as run:
         weights = within(gradients, fail)
     assert fail or weights == plain
-    wanted = [step for step in range(4) if parse_steps(steps).wants(step, 0)]
+    wanted = [step for step in range(4) if parse_steps(steps).coming(step, 0) == step]
     assert (run.summary.rows, run.summary.optimizers, run.summary.steps_seen) == (len(wanted), 1, 4)
     assert run.said == []
     trace = run.trace

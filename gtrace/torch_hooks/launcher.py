@@ -158,7 +158,7 @@ class Outcome:
 
 
 def run_program(program: Program) -> Outcome:
-    """Run a program and its threads to the end, errors printed as Python does; UsageError if there is no such program."""
+    """Run a program and its threads to the end, errors printed as Python does; UsageError without such a program."""
     program.check()
     others = threading.enumerate()
     with _as_main_program(program):

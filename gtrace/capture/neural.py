@@ -58,124 +58,6 @@ class Output(NamedTuple):
     place: int
 
 
-class OutputHooks:
-    """Watches the outputs of modules while ``listening`` is set.
-
-    It watches modules without children (their outputs include those of everything above them) and modules
-    that own parameters themselves. Losses (``torch.nn``'s) are left out.
-
-    Args:
-        keeps: whether to watch a module of this name.
-        on_gradient: called in the backward pass with each gradient of a watched output, by one thread at a time; it
-            must copy what it wants to keep. It is called again for the same output if the graph is used again.
-        paused: whether to ignore the current forward pass.
-        on_error: called with an exception of the hooks or of ``on_gradient``; training continues.
-    """
-
-    def __init__(
-        self,
-        paths: ModulePaths,
-        keeps: Callable[[TreeName], bool],
-        on_gradient: Callable[[Output, torch.Tensor], None],
-        paused: Callable[[], bool],
-        on_error: Callable[[Exception], None],
-    ) -> None:
-        self.listening = False
-        #: seconds that forward and backward passes waited here
-        self.seconds = 0.0
-        #: paths of watched modules -> whether a gradient of theirs has arrived
-        self.watched: dict[str, bool] = {}
-        #: Paths of modules whose outputs need no gradient.
-        self.idle: dict[str, None] = {}
-        #: paths of modules that torch.compile has replaced
-        self.compiled: dict[str, None] = {}
-        #: names modules
-        self.paths = paths
-        self._keeps = keeps
-        self._on_gradient = on_gradient
-        self._paused = paused
-        self._on_error = on_error
-        self._order = 0
-        # Several devices run their parts of one backward pass in threads of their own.
-        self._lock = threading.Lock()
-        self._owner = os.getpid()
-        self._handle: RemovableHandle | None = None
-        # Hooks on leaves of the graph outlive it.
-        self._lasting: list[RemovableHandle] = []
-
-    def install(self) -> None:
-        """Start watching. The hook stays until the end: torch compiles a graph again whenever hooks change."""
-        # torch warns that a hook is called again for a compiled module. A script that turns warnings into errors
-        # would end there.
-        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
-        self._filter = warnings.filters[0]
-        self._handle = register_module_forward_hook(self._after_forward)
-
-    def remove(self) -> None:
-        """Stop watching. Graphs that still exist report nothing more."""
-        self.listening = False
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-            # The program may have set its own filters, or reset them.
-            with contextlib.suppress(ValueError):
-                warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-        self.forget()
-
-    def forget(self) -> None:
-        """Remove hooks that would reach into the next step."""
-        for handle in self._lasting:
-            handle.remove()
-        self._lasting = []
-
-    def _after_forward(self, module: nn.Module, _args: object, output: object) -> None:
-        # This comes first: while a graph is being compiled, nothing below may enter it.
-        if torch.compiler.is_compiling() or not self.listening or not torch.is_grad_enabled():
-            return
-        if not torch.jit.is_tracing() and not self._paused():  # type: ignore[attr-defined,no-untyped-call]
-            self._safely(self._watch, module, output)
-
-    def _safely(self, function: Callable[..., None], *args: object) -> None:
-        """Call a function; its errors stop nothing. In a forked child, do nothing."""
-        started = time.perf_counter()
-        try:
-            if os.getpid() == self._owner:
-                function(*args)
-        except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
-            self._on_error(error)
-        finally:
-            self.seconds += time.perf_counter() - started
-
-    def _watch(self, module: nn.Module, output: object) -> None:
-        compiled = _is_compiled(module)
-        if not compiled and not _is_watched(module):
-            return
-        name = self.paths.of(module)
-        if name is None or not self._keeps(name):
-            return
-        if compiled:
-            self.compiled[name.name] = None
-            return
-        tensors = [(place, tensor) for place, tensor in enumerate(output_tensors(output)) if _has_gradient(tensor)]
-        if not tensors:
-            self.idle[name.name] = None
-            return
-        self.watched.setdefault(name.name, False)
-        self._order += 1
-        for place, tensor in tensors:
-            about = Output(name, self._order, place)
-            handle = tensor.register_hook(functools.partial(self._safely, self._arrived, about))  # type: ignore[no-untyped-call]
-            if tensor.is_leaf:
-                self._lasting.append(handle)
-
-    def _arrived(self, output: Output, gradient: torch.Tensor | None) -> None:
-        # Autograd also reports missing gradients.
-        if gradient is not None and self.listening:
-            self.watched[output.name.name] = True
-            with self._lock, torch.no_grad():
-                self._on_gradient(output, gradient.detach())
-
-
 @dataclass(slots=True)
 class _Arrival:
     """One gradient: its elements, or a sample of them, as float32 on the host or still on their device."""
@@ -259,16 +141,20 @@ def _bytes(blocks: Iterable[torch.Tensor]) -> int:
     return 4 * sum(block.numel() for block in blocks)
 
 
-class NeuralRecorder(OutputHooks):
-    """Gathers the gradients of module outputs that arrive before each optimizer step.
+class NeuralRecorder:
+    """Gathers the gradients of module outputs that arrive before each optimizer step, while ``listening`` is set.
 
-    It listens to the forward passes before a wanted step.
+    It watches modules without children (their outputs include those of everything above them) and modules that own
+    parameters themselves. Losses (``torch.nn``'s) are left out.
 
     Args:
         options: elements to keep of one gradient, and the limit on bytes of rows that wait to be written.
         models: the live modules.
+        keeps: whether to watch a module of this name.
         scan: search the whole process for modules that are not in ``models``; otherwise these are left out.
-        keeps, paused, on_error: see :class:`OutputHooks`.
+        paused: whether to ignore the current forward pass.
+        say: prints one line for the user.
+        on_error: called with an exception of the hooks; training continues.
     """
 
     def __init__(
@@ -282,8 +168,27 @@ class NeuralRecorder(OutputHooks):
         say: Callable[[str], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        paths = ModulePaths(models, scan=scan, closed=not scan)
-        super().__init__(paths, functools.cache(keeps), self._store, paused, on_error)
+        self.listening = False
+        #: seconds that forward and backward passes waited here
+        self.seconds = 0.0
+        #: paths of watched modules -> whether a gradient of theirs has arrived
+        self.watched: dict[str, bool] = {}
+        #: Paths of modules whose outputs need no gradient.
+        self.idle: dict[str, None] = {}
+        #: paths of modules that torch.compile has replaced
+        self.compiled: dict[str, None] = {}
+        #: names modules
+        self.paths = ModulePaths(models, scan=scan, closed=not scan)
+        self._keeps = functools.cache(keeps)
+        self._paused = paused
+        self._on_error = on_error
+        self._order = 0
+        # Several devices run their parts of one backward pass in threads of their own.
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._handle: RemovableHandle | None = None
+        # Hooks on leaves of the graph outlive it.
+        self._lasting: list[RemovableHandle] = []
         #: Names of tensors that were recorded.
         self.tensors: set[str] = set()
         #: Bytes of the largest row so far.
@@ -307,6 +212,78 @@ class NeuralRecorder(OutputHooks):
         self._steps = 0
         self._empty = 0
         self._said: set[str] = set()
+
+    def install(self) -> None:
+        """Start watching. The hook stays until the end: torch compiles a graph again whenever hooks change."""
+        # torch warns that a hook is called again for a compiled module. A script that turns warnings into errors
+        # would end there.
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+        self._filter = warnings.filters[0]
+        self._handle = register_module_forward_hook(self._after_forward)
+
+    def remove(self) -> None:
+        """Stop watching. Graphs that still exist report nothing more."""
+        self.listening = False
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+            # The program may have set its own filters, or reset them.
+            with contextlib.suppress(ValueError):
+                warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove hooks that would reach into the next step."""
+        for handle in self._lasting:
+            handle.remove()
+        self._lasting = []
+
+    def _after_forward(self, module: nn.Module, _args: object, output: object) -> None:
+        # This comes first: while a graph is being compiled, nothing below may enter it.
+        if torch.compiler.is_compiling() or not self.listening or not torch.is_grad_enabled():
+            return
+        if not torch.jit.is_tracing() and not self._paused():  # type: ignore[attr-defined,no-untyped-call]
+            self._safely(self._watch, module, output)
+
+    def _safely(self, function: Callable[..., None], *args: object) -> None:
+        """Call a function; its errors stop nothing. In a forked child, do nothing."""
+        started = time.perf_counter()
+        try:
+            if os.getpid() == self._owner:
+                function(*args)
+        except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
+            self._on_error(error)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _watch(self, module: nn.Module, output: object) -> None:
+        compiled = _is_compiled(module)
+        if not compiled and not _is_watched(module):
+            return
+        name = self.paths.of(module)
+        if name is None or not self._keeps(name):
+            return
+        if compiled:
+            self.compiled[name.name] = None
+            return
+        tensors = [(place, tensor) for place, tensor in enumerate(output_tensors(output)) if _has_gradient(tensor)]
+        if not tensors:
+            self.idle[name.name] = None
+            return
+        self.watched.setdefault(name.name, False)
+        self._order += 1
+        for place, tensor in tensors:
+            about = Output(name, self._order, place)
+            handle = tensor.register_hook(functools.partial(self._safely, self._arrived, about))  # type: ignore[no-untyped-call]
+            if tensor.is_leaf:
+                self._lasting.append(handle)
+
+    def _arrived(self, output: Output, gradient: torch.Tensor | None) -> None:
+        # Autograd also reports missing gradients.
+        if gradient is not None and self.listening:
+            self.watched[output.name.name] = True
+            with self._lock, torch.no_grad():
+                self._store(output, gradient.detach())
 
     def discard(self) -> None:
         """Start a new row."""
@@ -360,6 +337,7 @@ class NeuralRecorder(OutputHooks):
         return out
 
     def _store(self, output: Output, given: torch.Tensor) -> None:
+        """Copy a gradient; called in the backward pass, again for the same output if the graph is used again."""
         if self.dropped or given.device.type == "meta" or given.numel() == 0 or not self._is_among_first(output):
             return
         gradient = as_real_dense(given)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from helpers_hooks import module
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gtrace.capture.neural import OutputHooks
+from gtrace.capture.neural import NeuralRecorder
+from gtrace.capture.options import CaptureOptions
 from gtrace.torch_hooks.naming import ModulePaths
 
 
@@ -18,8 +20,10 @@ class Watch:
 
     def __init__(self, *models, keeps=lambda _name: True, on_gradient=None):
         self.gradients, self.errors, self.paused = {}, [], False
-        paths = ModulePaths(lambda: models, scan=False)
-        self.hooks = OutputHooks(paths, keeps, on_gradient or self._keep, lambda: self.paused, self.errors.append)
+        about = {"keeps": keeps, "paused": lambda: self.paused, "on_error": self.errors.append}
+        self.hooks = NeuralRecorder(CaptureOptions(Path("run.zarr")), lambda: models, scan=False, say=print, **about)
+        self.hooks.paths = ModulePaths(lambda: models, scan=False)
+        self.hooks._store = on_gradient or self._keep
         self.hooks.listening = True
 
     def _keep(self, output, gradient):

@@ -216,7 +216,7 @@ def test_nothing_stays_of_a_capture_that_could_not_start(capture, monkeypatch):
     def install(_self):
         raise RuntimeError("no hook today")
 
-    monkeypatch.setattr("gtrace.capture.neural.OutputHooks.install", install)
+    monkeypatch.setattr("gtrace.capture.neural.NeuralRecorder.install", install)
     assert "capture could not start: RuntimeError: no hook today" in capture("--kind both train.py")[2]
     assert capture("-m no_package.no_module")[2].count("\n") == 1
 

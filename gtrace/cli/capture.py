@@ -122,9 +122,7 @@ def _conclude(
     if session.in_child:
         end_of_fork(outcome.exit_code)
         return outcome.exit_code
-    summary = session.finish(status)
-    if place.rank is None:
-        summary = session.settle(status)
+    summary = session.settle(status) if place.rank is None else session.finish(status)
     with contextlib.suppress(Exception):  # it may be anything by now; the interpreter flushes it at its end, too
         sys.stdout.flush()
     result = result_text(summary, path, place.rank if place.world_size > 1 else None)

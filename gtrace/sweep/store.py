@@ -307,7 +307,8 @@ class ResultStore:
                 if (found == fingerprint or grown) and not force:
                     store = cls(cls._connect(path), path, owner.pop_all())
                     if grown:
-                        store.drop_late()
+                        with store._connection as sql:
+                            sql.execute(_DROP_LATE)
                         store.note(fingerprint=fingerprint, provenance=provenance)
                     return store
                 if not force and not _holds_nothing(path):
@@ -384,14 +385,6 @@ class ResultStore:
     def details(self) -> set[tuple[str, int, str]]:
         """(tensor, step, what) of the details that are there."""
         return set(self._connection.execute("SELECT tensor, step, what FROM details"))
-
-    def drop_late(self) -> None:
-        """Forget the rows of each tensor's last steps: their noise is another one with the steps that come after them.
-
-        Whichever codecs are asked for next, no row with the earlier noise can stay.
-        """
-        with _writing(self.path), self._connection as sql:
-            sql.execute(_DROP_LATE)
 
     def note(self, **facts: Any) -> None:
         """Remember facts about the sweep: ``selection`` is what was asked for last, which reports show."""

@@ -118,11 +118,9 @@ os.register_at_fork(after_in_child=_disown)
 
 _MEASURED = frozenset(MEASURED)
 #: noise is estimated from a step and its neighbors, so the last two steps of a tensor wait for those that come after
-_DROP_LATE = """DELETE FROM cells WHERE (tensor, step) IN (
-    SELECT tensor, step FROM (
-        SELECT tensor, step, DENSE_RANK() OVER (PARTITION BY tensor ORDER BY step DESC) AS place FROM cells
-    ) WHERE place <= 2
-)"""
+_DROP_LATE = """DELETE FROM cells WHERE (tensor, step) IN (SELECT tensor, step FROM (
+    SELECT tensor, step, DENSE_RANK() OVER (PARTITION BY tensor ORDER BY step DESC) AS place FROM cells
+) WHERE place <= 2)"""
 #: a row by column name
 Row: TypeAlias = dict[str, Any]
 #: SQLite's error codes for the disk and its contents, without the detail in the upper bits
@@ -197,16 +195,6 @@ class SweepResult(Tabular):
     def frame_columns(self) -> dict[str, NDArray[Any]]:
         """The rows, as in ``columns``."""
         return self.columns
-
-    def to_pandas(self) -> Any:
-        """The rows as a pandas DataFrame; ``to_dataframe`` takes polars as well.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        import pandas as pd
-
-        return pd.DataFrame(self.columns)
 
 
 class RowTable(NamedTuple):

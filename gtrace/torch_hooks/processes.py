@@ -140,9 +140,6 @@ def _process(number: int) -> str:
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 #: seconds that the main thread has to act on such a signal: it does not while it waits in a collective
 _REACTION = 0.5
-#: seconds between two looks at the threads of a program that has ended
-_LOOK = 0.05
-_FUTURES = "concurrent.futures"
 
 
 def before_shutdown(finish: Callable[[], object]) -> None:
@@ -153,7 +150,7 @@ def before_shutdown(finish: Callable[[], object]) -> None:
 
 
 def threads_ended(others: Collection[threading.Thread] = ()) -> bool:
-    """Wait as the interpreter does at its end: for threads that are no daemons, and for the work of executors.
+    """Wait as the interpreter does at its end: for threads that are not daemons, and for the work of executors.
 
     Not for ``others``. Threads that wait for the main thread's end see that it has come. False if Ctrl-C ends the wait.
     """
@@ -166,7 +163,7 @@ def threads_ended(others: Collection[threading.Thread] = ()) -> bool:
             if busy is None and idle:
                 break
             idle = busy is None
-            (busy or found[0]).join(_LOOK)
+            (busy or found[0]).join(0.05)
     except KeyboardInterrupt:
         return False
     finally:
@@ -177,11 +174,11 @@ def threads_ended(others: Collection[threading.Thread] = ()) -> bool:
 def _waits(thread: threading.Thread) -> bool:
     """Whether a thread waits for work or processes of an executor, or in ``join`` for the main thread."""
     frame = sys._current_frames().get(thread.ident or 0)
-    if frame is not None and frame.f_code.co_name == "_worker" and frame.f_globals["__name__"] == f"{_FUTURES}.thread":
+    if frame and (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("concurrent.futures.thread", "_worker"):
         return True
     while frame is not None:
         joins = frame.f_code is threading.Thread.join.__code__ and frame.f_locals["self"] is threading.main_thread()
-        if joins or frame.f_globals.get("__name__") == f"{_FUTURES}.process":
+        if joins or frame.f_globals.get("__name__") == "concurrent.futures.process":
             return True
         frame = frame.f_back
     return False

@@ -33,6 +33,8 @@ FORMATS = ("npz", "safetensors", "parquet")
 #: marks a folder of exported files; only such a folder is ever replaced
 ABOUT = "about.json"
 _FORMAT = "gtrace export"
+#: what it says about each tensor
+_TOLD = ("name", "shape", "dtype", "size", "kind")
 #: Bytes of values in one row group of a Parquet file, unless a single gradient is larger.
 _GROUP_BYTES = 64 * 1024 * 1024
 
@@ -138,10 +140,7 @@ def export_trace(
                 "trace": trace.path,
                 "fingerprint": trace.fingerprint,
                 "steps": chosen,
-                "tensors": [
-                    {"name": one.name, "shape": one.shape, "dtype": one.dtype, "size": one.size, "kind": one.kind}
-                    for one in infos
-                ],
+                "tensors": [{what: getattr(one, what) for what in _TOLD} for one in infos],
             }
             (new / ABOUT).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n")
         move_in(new, place, force=force)

@@ -294,7 +294,7 @@ def check_place(
 
 def beside(path: Path, purpose: str) -> Path:
     """A hidden name next to ``path`` that only this process uses, on the same file system."""
-    return path.with_name(f"{_beside_prefix(path)}{purpose}-{os.getpid()}")
+    return path.with_name(f".{path.name}.gtrace-{purpose}-{os.getpid()}")
 
 
 @contextmanager
@@ -315,10 +315,6 @@ def new_beside(path: Path, purpose: str, what: str = "") -> Iterator[Path]:
         remove(new)
 
 
-def _beside_prefix(path: Path) -> str:
-    return f".{path.name}.gtrace-"
-
-
 def clear_leftovers(path: Path) -> None:
     """Delete what killed writers of the same trace left beside it; living ones touch theirs often enough to be kept."""
     for leftover in _leftovers(path):
@@ -332,7 +328,7 @@ def dead_leftovers(path: Path) -> list[Path]:
 
 
 def _leftovers(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.parent.iterdir() if entry.name.startswith(_beside_prefix(path)))
+    return sorted(entry for entry in path.parent.iterdir() if entry.name.startswith(f".{path.name}.gtrace-"))
 
 
 def _lives(process: str) -> bool:

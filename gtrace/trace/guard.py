@@ -213,8 +213,13 @@ class GuardedFile(contextlib.AbstractContextManager["GuardedFile"]):
         length = math.prod(shape) * dtype.itemsize
         if not length:
             return np.empty(shape, dtype)
-        descriptor = _shared_file(length, folder)
+        if folder is None and hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("gtrace")
+        else:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                descriptor = os.dup(file.fileno())
         try:
+            os.truncate(descriptor, length)
             self._guard.ask(
                 f"{self.where}: array '{printable(entry.name)}'",
                 SECONDS + self.stored / 1e6 + entry.decoded / 50e6,
@@ -231,17 +236,6 @@ class GuardedFile(contextlib.AbstractContextManager["GuardedFile"]):
     def __exit__(self, *args: object) -> None:
         self._unpacked.clear()
         self._guard.release(self)
-
-
-def _shared_file(length: int, folder: Path | None) -> int:
-    """Descriptor of memory of some bytes, or of a nameless file in a folder."""
-    if folder is None and hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("gtrace")
-    else:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            descriptor = os.dup(file.fileno())
-    os.truncate(descriptor, length)
-    return descriptor
 
 
 def stored_bytes(path: Path) -> int:

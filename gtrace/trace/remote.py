@@ -88,12 +88,8 @@ class RemoteFiles:
         if data is None:
             return False
         documents = _gathered(root, data)
-        if documents is not None:
-            self._learn(root, documents)
-            self._known[path] = data
-        return True
-
-    def _learn(self, root: str, documents: Mapping[str, Any]) -> None:
+        if documents is None:
+            return True
         names: dict[str, set[str]] = {root: set()}
         for entry, document in documents.items():
             parts = entry.split("/")
@@ -102,7 +98,9 @@ class RemoteFiles:
             self._known[os.path.join(root, entry, "zarr.json")] = json.dumps(document).encode()
             for depth in range(len(parts)):
                 names.setdefault(os.path.join(root, *parts[:depth]), set()).add(parts[depth])
+        self._known[path] = data
         self._names = {folder: sorted(found) for folder, found in names.items()}
+        return True
 
     def read(self, path: str, limit: int) -> bytes | None:
         """The bytes of a file, or None if it does not exist; TraceError if there are more than ``limit``."""

@@ -321,6 +321,9 @@ def _weight(value: Any, where: str) -> float:
 #: eden loses is known beforehand, and it is the choice for tensors that a rotation helps
 METHODS = "qsgdinf,nuqsgd,eden"
 BUCKETS = "128,1024,8192"
+BITS = tuple(range(2, 9))
+#: parameter -> the option with its range
+_RANGES = {"bits": "--bits", "bucket_size": "--bucket-size", "sparsity": "--sparsity", "ratio": "--keep"}
 #: steps of a trace that are looked at, spread over all of them
 MOST_STEPS = 32
 
@@ -541,21 +544,23 @@ def _refined(
 
 def _codecs(settings: PlanSettings) -> list[Codec]:
     """The options to choose from, each once; exact is added by the curves."""
-    from gtrace.codecs import codec, codec_class, parse_spec, split_specs
-    from gtrace.sweep.run import choices_of, expand
+    from gtrace.codecs import codec, split_specs
+    from gtrace.sweep.run import expand
 
     specs = split_specs(settings.methods or METHODS)
     if settings.formats:
         specs += [f"fp:{name}" for name in words(settings.formats)]
-    ranges: dict[str, list[Any]] = {"bits": list(settings.bits)}
+    ranges: dict[str, Sequence[Any]] = {
+        "bits": settings.bits,
+        "bucket_size": bucket_sizes(settings.bucket_size),
+        "sparsity": settings.sparsity or (),
+        "ratio": settings.keep or (),
+    }
+    given = {**ranges, "bits": settings.bits != BITS, "bucket_size": settings.bucket_size != BUCKETS}
     found: dict[str, Codec] = {}
-    given = {"bucket_size": bucket_sizes(settings.bucket_size), "sparsity": settings.sparsity, "ratio": settings.keep}
-    for spec in specs:
-        known = choices_of(codec_class(parse_spec(spec).name)) if spec != "all" else {}
-        own = {name: list(values) for name, values in given.items() if values and name in known}
-        for made in expand([spec], ranges | own):
-            between = [codec(str(made), steps=steps) for steps in _steps(made, settings.per_bit)]
-            found.update((str(one), one) for one in (*between, made))
+    for made in expand(specs, ranges, asked={name: said for name, said in _RANGES.items() if given[name]}):
+        between = [codec(str(made), steps=steps) for steps in _steps(made, settings.per_bit)]
+        found.update((str(one), one) for one in (*between, made))
     found.pop("none", None)
     return list(found.values())
 

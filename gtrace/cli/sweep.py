@@ -286,12 +286,9 @@ def _codecs(settings: SweepSettings, chosen: _Choice) -> list[TableLike]:
         if given := [name for name, value in asked.items() if value]:
             raise UsageError(f"--{given[0].replace('_', '-')}: is for --methods; a plan names its codecs.")
     else:
-        made = expand(chosen.methods, ranges, prefix="ef:" if settings.codecs.error_feedback else "")
-        if settings.bits and settings.methods and not any("bits" in str(one) for one in made):
-            raise UsageError(
-                f"--bits: {chosen.methods} has no bits; leave it out (gtrace codecs {made[0].name} shows what it has)."
-            )
-        found += made
+        asked = {key: f"--{key.replace('_', '-')}" for key in ranges if getattr(settings, key)}
+        prefix = "ef:" if settings.codecs.error_feedback else ""
+        found += expand(chosen.methods, ranges, prefix=prefix, asked=asked)
     if settings.plans:
         from gtrace.planning import load_plan
 

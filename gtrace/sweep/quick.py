@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gtrace.sweep.store import SweepResult
 
 #: One or two codecs of each family: fixed and fitted levels, sparsifiers, signs with memory, small floats, bf16.
-METHODS = "qsgdinf,nuqsgd,alq,zipml,topk:ratio=0.01,ef-signsgd,fp:e4m3,bf16"
+METHODS = "qsgdinf,nuqsgd,alq,zipml,topk,ef-signsgd,fp:e4m3,bf16"
 #: Nominal bits of those that have any.
 BITS = (2, 3, 4, 5)
 #: Steps at most, in bursts of three: from three consecutive steps gradient noise can be estimated.

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -63,49 +64,66 @@ _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
 def expand(
-    methods: str | Iterable[str], ranges: Mapping[str, Sequence[Any]] | None = None, *, prefix: str = ""
+    methods: str | Iterable[str],
+    ranges: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    prefix: str = "",
+    asked: Mapping[str, str] | None = None,
 ) -> list[Codec]:
     """Every codec that the methods and ranges name, each once, in order.
 
     Args:
         methods: specs such as ``qsgd,nuqsgd:p=0.3``, as text or a list; ``all`` means every codec.
         ranges: parameter -> values. A codec takes those that it has and that its spec does not fix; one
-            without the parameter runs once. ``bits`` is ignored if ``amount`` is there, which sets the same thing.
+            without the parameter runs once. With ``amount`` a codec takes no ``bits``, which set the same thing.
         prefix: put before every spec, such as ``ef:``.
+        asked: the ranges that some codec must take -> their names in errors; by default all of them.
 
     ``fp:all`` means every format of the given bits.
 
     Raises:
-        UsageError: an unknown codec or parameter, a value that a codec refuses, or a range that no codec uses.
+        UsageError: an unknown codec or parameter, a value that a codec refuses, or a range that no codec takes.
 
     >>> [str(c) for c in expand("qsgd,terngrad", {"bits": [2, 3]})]
     ['qsgd:bits=2', 'qsgd:bits=3', 'terngrad']
     """
-    specs = split_specs(methods) if isinstance(methods, str) else list(methods)
-    specs = [name for spec in specs for name in (codec_names() if spec == "all" else _spelled(spec, ranges or {}))]
+    ranges = {name: values for name, values in (ranges or {}).items() if values}
+    given = split_specs(methods) if isinstance(methods, str) else methods
+    specs = [name for spec in given for name in (codec_names() if spec == "all" else (spec,))]
+    taken = {name for spec in specs for name in _open(spec, ranges)}
+    for name, called in (dict(zip(ranges, ranges, strict=True)) if asked is None else asked).items():
+        if name not in taken:
+            raise UsageError(f"{called}: {_why_not(specs, name)}")
     found: dict[str, Codec] = {}
-    unused = {name for name, values in (ranges or {}).items() if values}
-    for spec in specs:
-        parsed = parse_spec(spec)
-        known = choices_of(codec_class(parsed.name))
-        if "amount" in known and ("amount" in parsed.given or (ranges or {}).get("amount")):
-            known.discard("bits")
-        word = codec_class(parsed.name).word
-        if parsed.given.get(word, "auto") != "auto":
-            # A named format has its own bits.
-            known.discard("bits")
-        options: list[dict[str, Any]] = [{}]
-        for key, values in (ranges or {}).items():
-            if key in known and values:
-                unused.discard(key)
-                if key not in parsed.given:
-                    options = [{**option, key: value} for option in options for value in values]
-        for option in options:
-            made = codec(prefix + spec, **option)
+    for spec in chain.from_iterable(_spelled(spec, ranges) for spec in specs):
+        keys = _open(spec, ranges)
+        for values in product(*(ranges[key] for key in keys)):
+            made = codec(prefix + spec, **dict(zip(keys, values, strict=True)))
             found[str(made)] = made
-    if unused - {"bits"}:
-        raise UsageError(f"--{min(unused - {'bits'}).replace('_', '-')}: none of the chosen codecs takes it")
     return list(found.values())
+
+
+def _open(spec: str, ranges: Mapping[str, Any]) -> list[str]:
+    """The ranges that a spec takes."""
+    parsed = parse_spec(spec)
+    kind = codec_class(parsed.name)
+    known = choices_of(kind) - parsed.given.keys()
+    # A named format has its own bits.
+    named = parsed.given.get(kind.word, "auto") not in ("auto", "all")
+    if named or ("amount" in choices_of(kind) and ("amount" in parsed.given or "amount" in ranges)):
+        known.discard("bits")
+    return [name for name in ranges if name in known]
+
+
+def _why_not(specs: Sequence[str], name: str) -> str:
+    """Why none of the specs takes the range of a parameter."""
+    fixed = next((spec for spec in specs if name in parse_spec(spec).given), None)
+    if fixed is not None:
+        return f"{fixed} has {name} of its own; leave one of the two out"
+    if len(specs) != 1:
+        return f"none of these codecs has {name} to choose; leave it out"
+    about = f"gtrace codecs {parse_spec(specs[0]).name} shows what it has"
+    return f"{specs[0]} has no {name} to choose; leave it out ({about})"
 
 
 def _spelled(spec: str, ranges: Mapping[str, Sequence[Any]]) -> Sequence[str]:
@@ -114,10 +132,12 @@ def _spelled(spec: str, ranges: Mapping[str, Sequence[Any]]) -> Sequence[str]:
     word = codec_class(parsed.name).word
     if not word or parsed.given.get(word) != "all":
         return (spec,)
-    bits = (parsed.given["bits"],) if "bits" in parsed.given else ranges.get("bits", ())
+    bits = ranges.get("bits", ())
+    if "bits" in parsed.given:
+        bits = (codec(parsed.name, bits=parsed.given["bits"]).parameters["bits"],)
     rest = {key: value for key, value in parsed.given.items() if key not in (word, "bits")}
     head = spec[: spec.rindex(f"{parsed.name}:")] + parsed.name
-    words = codec_class(parsed.name).words(tuple(int(n) for n in bits))
+    words = codec_class(parsed.name).words(tuple(bits))
     return [f"{head}:" + ",".join([name, *(f"{key}={value}" for key, value in rest.items())]) for name in words]
 
 
@@ -409,9 +429,7 @@ def _named(codecs: str | TableLike | Iterable[TableLike], ranges: Mapping[str, A
             f"{suggest(name, sorted(_SETTINGS | parameters))}"
         )
     several = {name: [v] if isinstance(v, str) or not isinstance(v, Iterable) else [*v] for name, v in ranges.items()}
-    made = expand(specs, several)
-    if "bits" in several and not any("bits" in str(one) for one in made):
-        raise UsageError("sweep: bits: none of these codecs takes it; leave it out")
+    made = expand(specs, several, asked={name: f"sweep: {name}" for name in several})
     return [*made, *(coding_of(item) for item in items if not isinstance(item, str))]
 
 

@@ -251,7 +251,7 @@ class Protocol:
                 with contextlib.suppress(UsageError):  # beyond what this codec takes; the others are left
                     codec(spec, **{name: value})
                     taken.setdefault(name, []).append(value)
-        return expand([spec], taken)
+        return expand([spec], taken, asked={})
 
 
 _MODELS = (Model("CNN", "digits-cnn", 16), Model("LSTM", "char-lstm", 8), Model("transformer", "char-transformer", 8))

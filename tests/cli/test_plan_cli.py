@@ -71,8 +71,9 @@ def test_names_of_tensors_are_no_patterns(plan, tmp_path):
         assert [row.tensor for row in named.tensors] == ["layers[1].w*", "layers[3].w*"]
 
 
-def test_a_codec_without_buckets_can_be_planned_alone(plan, trace):
-    assert plan("natural.toml", "--max-bits 6 --methods natural").default == "natural"
+def test_a_codec_without_buckets_can_be_planned_alone(succeed, trace):
+    succeed("plan -o natural.toml --max-bits 6 --methods natural", trace)
+    assert load_plan("natural.toml").default == "natural"
 
 
 def test_show_diff_json_and_report(plan, succeed, folder):

@@ -42,8 +42,9 @@ def test_without_codecs_it_measures_what_the_command_does(trace):
     [
         ("alq", {"bitz": 3}, "did you mean bits"),
         ("alq", {"refitt": "each"}, "did you mean refit"),
-        ("bf16", {"bits": 3}, "bits: none of these codecs takes it"),
-        ("alq", {"ratio": 0.1}, "ratio: none of the chosen codecs takes it"),
+        ("bf16", {"bits": 3}, "sweep: bits: bf16 has no bits to choose"),
+        ("alq:bits=2,qsgdinf:bits=2", {"bits": 3}, "sweep: bits: alq:bits=2 has bits of its own"),
+        ("alq,qsgd", {"ratio": 0.1}, "sweep: ratio: none of these codecs has ratio to choose"),
         ("alg", {}, "alg"),
         ([], {}, "no codec given"),
     ],

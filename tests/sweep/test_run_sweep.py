@@ -236,7 +236,7 @@ BOTH = {"bits": [3], "ratio": [0.1, 0.5]}
         ("qsgd:bits=5,nuqsgd,natural", {"bits": [2, 3]}, "", "qsgd:bits=5 nuqsgd:bits=2 nuqsgd:bits=3 natural"),
         ("topk,rotate:qsgdinf", BOTH, "ef:", "ef:topk:ratio=0.1 ef:topk:ratio=0.5 ef:rotate:qsgdinf:bits=3"),
         ("mcgq", {"bits": [2, 3]}, "", "mcgq:bits=2 mcgq:bits=3"),
-        ("mcgq", {"bits": [2, 3], "amount": [0.1]}, "", "mcgq:amount=0.1"),
+        ("mcgq,qsgd", {"bits": [3], "amount": [0.1]}, "", "mcgq:amount=0.1 qsgd:bits=3"),
     ],
     ids=["bits", "bits and ratios of prefixed codecs", "bits of samples", "an amount"],
 )

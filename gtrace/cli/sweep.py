@@ -286,9 +286,9 @@ def _codecs(settings: SweepSettings, chosen: _Choice) -> list[TableLike]:
         if given := [name for name, value in asked.items() if value]:
             raise UsageError(f"--{given[0].replace('_', '-')}: is for --methods; a plan names its codecs.")
     else:
-        asked = {key: f"--{key.replace('_', '-')}" for key in ranges if getattr(settings, key)}
+        called = {key: f"--{key.replace('_', '-')}" for key in ranges if getattr(settings, key)}
         prefix = "ef:" if settings.codecs.error_feedback else ""
-        found += expand(chosen.methods, ranges, prefix=prefix, asked=asked)
+        found += expand(chosen.methods, ranges, prefix=prefix, asked=called)
     if settings.plans:
         from gtrace.planning import load_plan
 

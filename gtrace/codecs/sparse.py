@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 from abc import abstractmethod
@@ -10,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
+import scipy as sp
 
 from gtrace.buckets import Blocks
 from gtrace.codecs.base import CodedBits, EncodedPart, Measured, coder_parameter, parameter
@@ -54,6 +56,8 @@ _SCALE = struct.Struct("<f")
 _CODED = 1
 #: the ratio of dgc in the first stage of the warm-up, and the divisor from stage to stage
 _FIRST, _STAGES = 0.25, 4
+#: values drawn at random below which their entropy is clearly less than that of all
+_FEW = 1 << 10
 _POSITIONS = """The positions, as gaps in the shortest of several codes (coder=gaps) or in ceil(log2 n) bits each
 (coder=fixed); then the values in float32, in the order of their positions."""
 _TIES = "of equal magnitudes the first in the tensor are sent, so that their number is always the same"
@@ -391,7 +395,10 @@ class RandomChoice(Subset):
         n = max(1, round(sketch.size))
         count = kept(self.ratio, round(sketch.size))
         share = max(1, count) / n
-        block = CodedBlock.signed(expected_floats(sketch.lower, sketch.sums[:, 0], sketch.zeros) * (count / n))
+        tallies = expected_floats(sketch.lower, sketch.sums[:, 0], sketch.zeros)
+        block = CodedBlock.signed(tallies * (count / n))
+        if 0 < count <= _FEW:
+            block = dataclasses.replace(block, entropy=_drawn_entropy(tallies, count))
         bits = CodedBits.of(block, 8 * _SEED.size + 23 * count, n)
         return Expectation(
             squared_error=self.weighted_error(parts, state, sketch, sketch),
@@ -406,6 +413,24 @@ class RandomChoice(Subset):
         """Every value has the same probability of being lost."""
         share = max(1, kept(self.ratio, round(weighted.size))) / max(1, weighted.size)
         return ((1 / share - 1) if self.scale else (1 - share)) * weighted.energy
+
+
+def _drawn_entropy(tallies: NDArray[np.float64], count: int) -> float:
+    """Mean bits of ``count`` values drawn from those of :attr:`Floats.tallies`, at the entropy of their own symbols.
+
+    The entropy of few is below that of all: a single one has none, besides its sign.
+    """
+    n = float(tallies.sum())
+    # Pairs of signs, of which each has half; the sign of zero says nothing.
+    own = np.concatenate([tallies[:2], tallies[2:].reshape(-1, 2).sum(axis=1)])
+    own, c = own[own > 0][:, None], np.arange(1, count + 1)
+
+    def ways(total: Any, some: Any) -> Any:
+        """log of the number of ways to choose some."""
+        return sp.special.gammaln(total + 1) - sp.special.gammaln(some + 1) - sp.special.gammaln(total - some + 1)
+
+    odds = np.exp(ways(own, c) + ways(n - own, count - c) - ways(n, count)) * ((c <= own) & (count - c <= n - own))
+    return count * math.log2(count) - float((odds @ (c * np.log2(c))).sum()) + count * float(tallies[2:].sum()) / n
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from helpers_codecs import body, decode_sealed, encode_sparse, fixed_positions, 
 from gtrace.codecs.sparse import Dgc, RandomK, TopK, largest, magnitudes
 from gtrace.coding.huffman import Floats
 from gtrace.coding.sparse import encode_positions
+from gtrace.sketch import MomentSketch
 from gtrace.types import Key
 
 
@@ -45,6 +46,18 @@ def test_a_random_choice_is_fair_and_without_replacement():
         counts += got / 5
     # A hypergeometric count has this deviation.
     assert np.abs(counts - 80).max() < 4.5 * np.sqrt(400 * 0.2 * 0.8)
+
+
+@pytest.mark.parametrize(("size", "ratio"), [(1, 1), (10, 0.01), (10, 1), (151, 0.01), (400, 0.1)])
+def test_entropy_of_few_values_is_expected_to_be_theirs_not_that_of_all(size, ratio):
+    x = (10 ** np.random.default_rng(size).uniform(-9, 0, size)).astype(np.float32)
+    x[: size // 5] = 0
+    c = RandomK(ratio=ratio)
+    state = c.init(size)
+    expected = c.expect(state, MomentSketch.from_spec(x, c.needs))
+    found = [c.simulate(state, x, Key.derive(0, tensor="t", draw=draw)).coded for draw in range(400)]
+    assert expected.bits_fixed == found[0].fixed
+    assert np.isclose(expected.bits_entropy, np.mean([bits.entropy for bits in found]), rtol=3e-3)
 
 
 def test_warm_up_sends_a_quarter_and_then_ever_less():

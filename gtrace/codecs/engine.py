@@ -183,17 +183,18 @@ class Composed(Codec):
         return common_multiple(parts.scale, parts.grid, parts.memory) if parts.coder.splits else None
 
     def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
-        """Store what parts share of a scale (``scale`` is the scale of the whole tensor), and a choice of values."""
+        """Store what parts need of the whole tensor: of its memory, its scale (``scale``) and a choice of values."""
         memory = self.parts.memory
+        known = memory.whole(lambda: sums or TensorSums.of(x for _, x in pieces()))
 
         def given() -> Iterator[tuple[State, Values]]:
-            return ((kept, memory.given(kept.arrays, x)) for kept, x in pieces())
+            return ((kept, memory.given({**kept.arrays, **known}, x)) for kept, x in pieces())
 
         def summed() -> TensorSums:
             return TensorSums.of(x for _, x in given()) if sums is None or memory.keeps else sums
 
         whole = self.parts.scale.whole(state.size, lambda: (x for _, x in given()), summed)
-        state = state.with_arrays(**whole)
+        state = state.with_arrays(**known, **whole)
         return self.parts.rounding.prepare(self.parts, state, given, key)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:

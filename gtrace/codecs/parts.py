@@ -117,9 +117,13 @@ class Memory(Word):
     zeros: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def part_multiple(self) -> int | None:
-        """Parts of a tensor must be a multiple of this length; None if what is kept depends on the whole tensor."""
+    def part_multiple(self) -> int:
+        """Parts of a tensor must be a multiple of this length."""
         return 1
+
+    def whole(self, sums: Callable[[], TensorSums]) -> Arrays:
+        """What parts of a tensor need to know of it, from the sums of its values."""
+        return {}
 
     def start(self, size: int) -> Arrays:
         """The arrays before the first step."""

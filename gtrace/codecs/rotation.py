@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import operator
 import struct
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, lru_cache, reduce
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import scipy as sp
 
+from gtrace.buckets import Blocks
 from gtrace.codecs.base import (
     Codec,
     CodedBits,
@@ -30,17 +33,25 @@ from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import hadamard as _hadamard
 from gtrace.kernels.counter import fill_uniform
+from gtrace.kernels.norms import BLOCK
 from gtrace.types import Expectation, Key, State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.buckets import TensorSums
+    from gtrace.codecs.base import Pieces
     from gtrace.codecs.parts import Values
+
+    #: places of kept values; a slice of all of them
+    Kept: TypeAlias = "NDArray[np.int64] | slice"
 
 _SEED = struct.Struct("<I")
 #: the signs of NVIDIA's recipe for NVFP4 (Transformer Engine), before a Hadamard transform of 16 values
 SIGNS = np.array([1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1], np.float32)
-_DRAWN = np.empty(0, np.float32)
+_NONE = np.empty(0, np.float32)
 #: values of a block below which eden is biased: two rotations by so few signs are few rotations
 _MIXED = 64
 #: deviations by which no random number of values falls short
@@ -53,7 +64,7 @@ def block_parameter(default: int) -> Any:
     return parameter(default, about, minimum=2, maximum=1 << 20, doubling=True)
 
 
-def rotated(x: Values, block: int, seed: int, *, signs: Values = _DRAWN, back: bool = False, start: int = 0) -> Values:
+def rotated(x: Values, block: int, seed: int, *, signs: Values = _NONE, back: bool = False, start: int = 0) -> Values:
     """float32[n] rotated in blocks by the signs of a 32-bit seed, or by those of a table, or rotated back.
 
     The first is value ``start`` of its tensor.
@@ -126,7 +137,7 @@ class Rotate(Coordinates):
         return inner and math.lcm(inner, self.block)
 
     def turned(self, x: Values, number: int, *, back: bool = False, start: int = 0) -> Values:
-        signs = SIGNS if self.signs == "fixed" else _DRAWN
+        signs = SIGNS if self.signs == "fixed" else _NONE
         return rotated(x, self.block, number, signs=signs, back=back, start=start)
 
 
@@ -254,7 +265,8 @@ class Eden(Composed):
     def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
         """The body, and a flag for each block of symbols that has a code."""
         seed = key[1] & 0xFFFFFFFF
-        scales, _, symbols = self._rounded(x, seed)
+        kept, tables = self._shares(x.size, seed)
+        scales, _, symbols = self._rounded(x[kept], tables, seed)
         blocks = [CodedBlock.of(tally(codes, alphabet), coder=self.coder) for alphabet, codes in symbols]
         coded = [block.encode(codes) for block, (_, codes) in zip(blocks, symbols, strict=True)]
         flags = sum(1 << k for k, block in enumerate(blocks) if block.lengths is not None)
@@ -270,35 +282,65 @@ class Eden(Composed):
             raise PayloadError(f"payload of {len(body)} bytes is too short for {size} values")
         (seed,) = _SEED.unpack_from(body)
         kept, tables = self._shares(size, seed)
-        lengths = piece_lengths(size if kept is None else kept.size, self.block)
+        count = size if isinstance(kept, slice) else kept.size
+        lengths = piece_lengths(count, self.block)
         ends = np.cumsum([_SEED.size, 4 * lengths.size, _SEED.size * (len(tables) - 1)])
         if len(body) < ends[-1] or flags >> len(tables):
             raise PayloadError(f"payload of {len(body)} bytes is too short for its scales, or has unknown flags")
         scales = read_floats(body[ends[0] : ends[1]], 0)
         rest = body[ends[-1] :]
         cut = len(rest) if len(tables) == 1 else _SEED.unpack_from(body, ends[1])[0]
-        values = np.empty(int(lengths.sum()), np.float32)
+        values = np.empty(count, np.float32)
         for k, (table, where) in enumerate(tables):
             data = rest[cut:] if k else rest[:cut]
-            count = values[where].size
-            values[where] = table[decode_block(data, count, table.size, coded=bool(flags >> k & 1))]
-        return self._restored(scales, lengths, values, kept, seed, size)
+            values[where] = table[decode_block(data, values[where].size, table.size, coded=bool(flags >> k & 1))]
+        return _placed(self._restored(scales, values, seed), kept, size)
 
     @property
-    def part_multiple(self) -> int | None:
-        """Whole blocks; None below one bit, where a block's values come from a longer stretch of the tensor."""
-        return self.block if self.bits >= 1 else None
+    def part_multiple(self) -> int:
+        """Whole blocks; 1 below one bit, where :meth:`prepare` rounds all values that are kept."""
+        return self.block if self.bits >= 1 else 1
+
+    def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
+        """Below one bit a block's values come from a longer stretch of the tensor: store them as they arrive.
+
+        ``kept`` are all of them, ``before`` the start of each piece and how many come before it.
+        """
+        if self.bits >= 1:
+            return state
+        seed, before, length = key[1] & 0xFFFFFFFF, [(0, 0)], self.block * max(1, BLOCK // self.block)
+
+        def kept() -> Iterator[Values]:
+            for _, x in pieces():
+                start, count = before[-1]
+                found = x[self._shares(x.size, seed, start)[0]]
+                before.append((start + x.size, count + found.size))
+                yield found
+
+        _, tables = self._shares(0, seed)
+        blocks = enumerate(block for (block,) in Blocks.of(zip(kept()), length))
+        parts = [self._part(_NONE, tables, seed, 0), *(self._part(x, tables, seed, k * length) for k, x in blocks)]
+        whole, values = reduce(operator.add, parts), np.concatenate([part.values for part in parts])
+        return state.with_arrays(kept=values, before=np.array(before), head=np.array(whole.head), tallies=whole.tallies)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """The part's blocks; the seed counts with the first part."""
-        x, seed = checked_values(state, values), key[1] & 0xFFFFFFFF
-        scales, rounded, symbols = self._rounded(x, seed, start)
-        kept, _ = self._shares(x.size, seed, start)
-        lengths = piece_lengths(rounded.size, self.block)
-        decoded = self._restored(scales, lengths, rounded, kept, seed, x.size, start)
-        head = 32 * scales.size + (0 if start else 8 * _SEED.size * len(symbols))
+        """The part's blocks; the seed, and below one bit what all blocks take, count with the first part."""
+        x, seed, known = checked_values(state, values), key[1] & 0xFFFFFFFF, state.arrays
+        kept, tables = self._shares(x.size, seed, start)
+        if "before" in known:
+            starts, counts = known["before"].T
+            arrived = known["kept"][counts[np.searchsorted(starts, start)] :][: x[kept].size]
+            part = EncodedPart(arrived, 0 if start else int(known["head"]), tallies=known["tallies"] * (not start))
+        else:
+            part = self._part(x[kept], tables, seed, start)
+        head = part.head + (0 if start else 8 * _SEED.size * len(tables))
+        return dataclasses.replace(part, values=_placed(part.values, kept, x.size), head=head)
+
+    def _part(self, x: Values, tables: list[tuple[Values, Any]], seed: int, start: int) -> EncodedPart:
+        """Kept values from number ``start`` on, in whole blocks, as they arrive."""
+        scales, rounded, symbols = self._rounded(x, tables, seed, start)
         tallies = np.concatenate([tally(codes, alphabet) for alphabet, codes in symbols])
-        return EncodedPart(decoded, head, tallies=tallies)
+        return EncodedPart(self._restored(scales, rounded, seed, start), 32 * scales.size, tallies=tallies)
 
     def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """Bytes and bits of the symbols of each table in a block of their own."""
@@ -334,30 +376,26 @@ class Eden(Composed):
             **CodedBits.of(found, head, size).columns,
         )
 
-    def _shares(
-        self, size: int, seed: int, start: int = 0
-    ) -> tuple[NDArray[np.int64] | None, list[tuple[Values, Any]]]:
-        """Which values are kept, None for all; and each table, float32[2^bits], with those of them that it rounds."""
-        coarse = math.floor(self.bits)
+    def _shares(self, size: int, seed: int, start: int = 0) -> tuple[Kept, list[tuple[Values, Any]]]:
+        """Which values are kept; and each table, float32[2^bits], with those of them that it rounds."""
+        coarse, every = math.floor(self.bits), slice(None)
         if self.bits == coarse:
-            return None, [(_table(coarse), slice(None))]
+            return every, [(_table(coarse), every)]
         chosen = np.empty(size, np.float32)
         fill_uniform(chosen, *_words(seed, b"share"), start)  # type: ignore[no-untyped-call]
         if not coarse:
-            return np.flatnonzero(chosen < self.bits), [(_table(1), slice(None))]
+            return np.flatnonzero(chosen < self.bits), [(_table(1), every)]
         fine = chosen < self.bits - coarse
-        return None, [(_table(coarse), np.flatnonzero(~fine)), (_table(coarse + 1), np.flatnonzero(fine))]
+        return every, [(_table(coarse), np.flatnonzero(~fine)), (_table(coarse + 1), np.flatnonzero(fine))]
 
     def _rounded(
-        self, x: Values, seed: int, start: int = 0
+        self, x: Values, tables: list[tuple[Values, Any]], seed: int, start: int = 0
     ) -> tuple[Values, Values, list[tuple[int, NDArray[np.uint16]]]]:
         """The scale of each piece, the entries of rotated values, and the symbols of each table with their number."""
-        kept, tables = self._shares(x.size, seed, start)
-        x = x if kept is None else x[kept]
         y = rotated(rotated(x, self.block, seed, start=start), self.block, ~seed & 0xFFFFFFFF, start=start)
         lengths = piece_lengths(y.size, self.block)
         if not y.size:
-            return np.empty(0, np.float32), y, [(table.size, np.empty(0, np.uint16)) for table, _ in tables]
+            return _NONE, y, [(table.size, np.empty(0, np.uint16)) for table, _ in tables]
         starts = np.cumsum(lengths) - lengths
         energy = np.add.reduceat(np.square(y, dtype=np.float64), starts)
         units = np.sqrt(energy / lengths)
@@ -374,26 +412,22 @@ class Eden(Composed):
         scales = np.divide(energy, along, out=np.zeros(energy.size), where=along > 0) / min(1.0, self.bits)
         return np.minimum(scales, FLOAT32_MAX).astype(np.float32), entries, symbols
 
-    def _restored(
-        self,
-        scales: Values,
-        lengths: NDArray[np.int64],
-        entries: Values,
-        kept: NDArray[np.int64] | None,
-        seed: int,
-        size: int,
-        start: int = 0,
-    ) -> Values:
-        """Entries times their piece's scale, rotated back: float32[size], from value ``start`` of a tensor on."""
+    def _restored(self, scales: Values, entries: Values, seed: int, start: int = 0) -> Values:
+        """Entries times their piece's scale, rotated back: float32[n], from kept value ``start`` of a tensor on."""
         with np.errstate(over="ignore"):
-            y = np.clip(entries * np.repeat(scales, lengths), -FLOAT32_MAX, FLOAT32_MAX)
+            y = entries * np.repeat(scales, piece_lengths(entries.size, self.block))
+            y = np.clip(y, -FLOAT32_MAX, FLOAT32_MAX)
         y = rotated(y, self.block, ~seed & 0xFFFFFFFF, back=True, start=start)
-        x = rotated(y, self.block, seed, back=True, start=start)
-        if kept is None:
-            return x
-        out = np.zeros(size, np.float32)
-        out[kept] = x
-        return out
+        return rotated(y, self.block, seed, back=True, start=start)
+
+
+def _placed(values: Values, kept: Kept, size: int) -> Values:
+    """Kept values in a tensor of ``size`` that is zero elsewhere, float32[size]."""
+    if isinstance(kept, slice):
+        return values
+    out = np.zeros(size, np.float32)
+    out[kept] = values
+    return out
 
 
 def _together(blocks: list[CodedBlock]) -> Measured:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 import numpy as np
 import scipy as sp
 
-from gtrace.buckets import Blocks
+from gtrace.buckets import Blocks, TensorSums
 from gtrace.codecs.base import CodedBits, EncodedPart, Measured, coder_parameter, parameter
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.memory import UNITS, Residual, averaged, saturating
@@ -539,9 +539,8 @@ class Velocity(Memory):
     masking: bool = parameter(True, "momentum stops where a value was sent")
     clip: float | None = parameter(None, "largest l2 norm of a gradient; none for no clipping", minimum=0.0)
 
-    @property
-    def part_multiple(self) -> int | None:
-        return 1 if self.clip is None else None
+    def whole(self, sums: Callable[[], TensorSums]) -> Arrays:
+        return {} if self.clip is None else {"energy": np.array(sums().energy)}
 
     def start(self, size: int) -> Arrays:
         return {**super().start(size), "step": np.zeros((), np.int64)}
@@ -561,7 +560,7 @@ class Velocity(Memory):
 
     def _moved(self, arrays: Arrays, x: Values) -> Values:
         if self.clip is not None:
-            norm = float(power_sum(x, 2)) ** 0.5
+            norm = float(arrays["energy"] if "energy" in arrays else power_sum(x, 2)) ** 0.5
             if norm > self.clip:
                 x = x * np.float32(self.clip / norm)
         return averaged(arrays["velocity"], x, self.momentum, 0.0)

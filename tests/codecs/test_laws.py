@@ -28,6 +28,7 @@ momentum:powersgd  accumulate:powersgd  rotate:powersgd  eden:bits=0.01  qsgd:bi
 _IN_PARTS = """
 qsgd:bits=4,bucket_size=64  alq:bits=3,bucket_size=64  zipml:bits=3,bucket_size=none  signsgd:scale=energy
 fp:e4m3  topk  topk:ratio=0.3  topk:chunk=64  topk:coder=fixed,values=intn:bits=2  mem-sgd  dgc:warmup=3
+dgc:clip=0.3  eden:bits=0.7,block=64
 powersgd  ef-signsgd  ef:qsgd:bits=3,bucket_size=64  ef:topk:ratio=0.02  ef:beta=0.5,decay=0.9,reset=2:signsgd
 ef:memory_bits=8:qsgd:bits=3,bucket_size=64  ef:beta=0.8,reset=3,memory_bits=4:topk:ratio=0.1
 mcgq  mcgq:bits=4  mcgq:amount=0.05,coder=gamma  mcgq:with_norm=false  accumulate:mcgq  minmax
@@ -92,6 +93,7 @@ def test_a_tensor_in_pieces_is_sent_like_the_whole(spec, shape, monkeypatch):
     # A choice of values drops what it surely leaves out, matrices are multiplied in blocks of rows, and quantiles are
     # taken of portions that end elsewhere.
     monkeypatch.setattr("gtrace.codecs.sparse.BLOCK", 64)
+    monkeypatch.setattr("gtrace.codecs.rotation.BLOCK", 64)
     monkeypatch.setattr("gtrace.codecs.powersgd.BLOCK", 256)
     monkeypatch.setattr("gtrace.codecs.tables._PORTION", 900)
     rng, n = np.random.default_rng(0), math.prod(shape)

@@ -119,6 +119,7 @@ class SweepSettings:
         2**24,
         **_SWEEP,
         minimum=1,
+        maximum=2**30,
         help="Elements held at a time of larger tensors: a power of two, a multiple of the bucket sizes.",
     )
     seed: int = option(0, **_SWEEP, help="Seed of the stochastic rounding.")

@@ -59,6 +59,8 @@ def sketch_obstacle(item: Codec, info: TensorInfo) -> str | None:
 CHUNK = 1 << 24
 #: A tensor of more chunks than this is never held whole.
 MOST_CHUNKS = 4
+#: the largest chunk: random numbers of a tensor that is encoded at once repeat after 2^32 values, those of parts do not
+MOST = (1 << 32) // MOST_CHUNKS
 
 
 def spec_in_chunks(spec: SummarySpec, chunk: int) -> bool:

@@ -37,7 +37,7 @@ from gtrace.sweep.engine import Workers, run_jobs
 from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients, Kind
 from gtrace.sweep.jobs import LEFT_OUT, Block, Job, Nonfinite, Refit, Settings, any_burst, gaps_line, windows_of
-from gtrace.sweep.limits import CHUNK, Limits
+from gtrace.sweep.limits import CHUNK, MOST, Limits
 from gtrace.sweep.noise_cost import CostJobs
 from gtrace.sweep.replay import has_optimum
 from gtrace.sweep.rows import identity
@@ -203,8 +203,10 @@ class SweepOptions:
     def __post_init__(self) -> None:
         if self.draws < 0:
             raise UsageError(f"sweep: draws cannot be {self.draws}; 0 means expectations alone")
-        if self.chunk < 1:
-            raise UsageError(f"sweep: chunk cannot be {self.chunk} elements; give a power of two such as {CHUNK}")
+        if not 1 <= self.chunk <= MOST:
+            raise UsageError(
+                f"sweep: chunk cannot be {self.chunk} elements; give a power of two such as {CHUNK}, up to {MOST}"
+            )
         if self.jobs is not None and self.jobs < 1:
             raise UsageError(f"sweep: jobs cannot be {self.jobs}; give at least 1")
         for name, words in (("refit", get_args(Refit)), ("nonfinite", get_args(Nonfinite))):

@@ -45,6 +45,7 @@ def test_without_codecs_it_measures_what_the_command_does(trace):
         ("bf16", {"bits": 3}, "sweep: bits: bf16 has no bits to choose"),
         ("alq:bits=2,qsgdinf:bits=2", {"bits": 3}, "sweep: bits: alq:bits=2 has bits of its own"),
         ("alq,qsgd", {"ratio": 0.1}, "sweep: ratio: none of these codecs has ratio to choose"),
+        ("alq", {"chunk": 2**30 + 1}, "chunk cannot be 1073741825 elements"),
         ("alg", {}, "alg"),
         ([], {}, "no codec given"),
     ],

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.analysis.families import FITTED, Configuration
+from gtrace.report.analysis.families import FITTED, PLAIN, Configuration
 from gtrace.report.analysis.safety import SAFE_COST, SAFE_SHORTER, rate_in_words
 from gtrace.report.names import count, energy_share, listed, number
 from gtrace.report.section import Answer, Verdict
@@ -41,9 +41,7 @@ ERROR_LIMIT = 0.05
 #: Bits or steps that differ by less than this part are the same.
 CLOSE = 0.02
 _SPARSE = ("ratio", "sparsity", "amount")
-#: methods that need no codec, with their bits
-PLAIN = {"none": 32.0, "bf16": 16.0, "fp16": 16.0}
-#: those that lose next to nothing: at most 0.0004%, but for denormal values
+#: methods that need no codec and lose next to nothing: at most 0.0004%, but for denormal values
 _EXACT_ENOUGH = ("none", "bf16")
 
 
@@ -232,11 +230,13 @@ def _uncompressed(choice: RuledChoice, chosen: Candidate, savings: Savings | Non
     saves = f"{32 / chosen.bits:.1f}x fewer bytes than float32" if chosen.bits < 32 else "nothing"
     if savings is not None and (plain := savings.best(chosen.method)) is not None and chosen.bits < 32:
         saves += f"; {_saved(plain, savings.plain[0])}"
-    unknown = "nothing" if chosen.method == "none" else "bf16's error is not measured here: add bf16 to --methods"
-    if not math.isfinite(chosen.error):
-        return Verdict("do not compress", sentence, saves, unknown, confidence, bits=chosen.bits)
     costs = f"loses {energy_share(chosen.error, 3)} of gradient energy"
-    return Verdict("do not compress", sentence, saves, costs, confidence, chosen.codec, chosen.bits, chosen.error)
+    numbers = (chosen.codec, chosen.bits, chosen.error) if math.isfinite(chosen.error) else (None, chosen.bits)
+    if chosen.method == "none":
+        costs = "nothing"
+    elif not math.isfinite(chosen.error):
+        costs = "bf16's error is not measured here: add bf16 to --methods"
+    return Verdict("do not compress", sentence, saves, costs, confidence, *numbers)
 
 
 def _saved(row: Saving, reference: Saving) -> str:

@@ -21,11 +21,12 @@ from gtrace.codecs import codec as build_codec
 from gtrace.costs import Cluster, time_step
 from gtrace.errors import OutputExistsError, ScriptError, UsageError
 from gtrace.planning import Budget, Plan, curves_of, make_plan, save_plan
+from gtrace.report.analysis.families import PLAIN
 from gtrace.report.analysis.savings import PAYLOADS, Savings, savings_of_sweep
 from gtrace.report.files import write_report
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import count
-from gtrace.report.verdict import PLAIN, candidates_of, choose, verdict_of
+from gtrace.report.verdict import candidates_of, choose, verdict_of
 from gtrace.sweep import SweepResult, run_sweep
 from gtrace.sweep.quick import BITS, quick_steps
 from gtrace.sweep.run import expand

@@ -16,6 +16,7 @@ from gtrace.report.analysis.savings import savings_of_sweep
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.inputs import Asked, make_report
 from gtrace.report.sections import sections
+from gtrace.report.sections.sweep_tables import choice_table
 from gtrace.report.verdict import CLOSE, ERROR_LIMIT, Candidate, candidates_of, choose, simplicity, verdict_of
 from gtrace.units import parse_bandwidth
 
@@ -143,6 +144,31 @@ def test_bf16_takes_part_whether_it_was_measured_or_not(tmp_path):
         assert found[0].recommendation == found[1].recommendation
         answers.append(found[0].recommendation.partition(" is within")[0])
     assert "don't compress: bf16" in answers
+
+
+def test_what_needs_no_codec_is_the_same_measured_or_not(tmp_path):
+    """Also by another rounding."""
+    rng = np.random.default_rng(0)
+    with gtrace.create_trace(tmp_path / "one.zarr") as writer:
+        for step in range(3):
+            writer.append(step, "w", rng.standard_normal(5000).astype(np.float32))
+            writer.commit(step)
+    cluster = Cluster(Network.parse("1Gbit/s"), ranks=8, step_time=0.01)
+    found = {}
+    for plain in ("", "bf16", "bf16:rounding=stochastic", "fp16", "none"):
+        result = gtrace.run_sweep(tmp_path / "one.zarr", ["qsgdinf:bits=2", *filter(None, [plain])])
+        sweep = analyze(result)
+        savings = savings_of_sweep(sweep, cluster)
+        for one in candidates_of(sweep, savings):
+            found.setdefault(one.method, set()).add((one.bits, one.within, one.seconds))
+        table = choice_table(sweep, savings)
+        rows = {row[0].text: row[-1].text for row in table.rows}
+        assert rows["float32"] == "exact"
+        assert rows["bf16"] == ("cannot tell" if "bf16" in plain else "not measured")
+    assert {method: len(rows) for method, rows in found.items()} == dict.fromkeys(found, 1)
+    assert {rows.pop()[2] for method, rows in found.items() if method != "qsgdinf"} == {
+        savings.plain[0].step.seconds, savings.plain[1].step.seconds
+    }  # fmt: skip
 
 
 def test_steps_without_any_error_are_no_divisor():

@@ -30,6 +30,8 @@ RATE_PARAMETERS = {
     "bin_size": "bin {}",
 }
 
+#: methods that need no codec, with their bits
+PLAIN = {"none": 32.0, "bf16": 16.0, "fp16": 16.0}
 #: Methods whose levels are fitted to data.
 FITTED = ("alq", "alq-n", "alqg", "alqg-n", "amq", "amq-n", "zipml")
 

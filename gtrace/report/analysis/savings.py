@@ -10,7 +10,7 @@ import numpy as np
 
 from gtrace import costs
 from gtrace.costs import BACKWARD, WORTHWHILE, Cluster, Exchange, Network, StepTime
-from gtrace.report.analysis.families import method_of
+from gtrace.report.analysis.families import PLAIN, method_of
 from gtrace.report.analysis.runs import RunLogAnalysis, known_mean
 from gtrace.report.names import count
 
@@ -28,8 +28,6 @@ PAYLOADS: tuple[Literal["allgather", "two-shot"], ...] = ("allgather", "two-shot
 #: what an exchange is called
 EXCHANGES: dict[Exchange, str] = {"allreduce": "ring all-reduce", "allgather": "all-gather", "two-shot": "two-shot"}
 HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
-#: what needs no codec: it is compared with, and not put beside
-_PLAIN = ("none", "bf16", "fp16")
 #: kinds that ranks do not exchange at every step
 _APART = ("neural", "outer")
 _LARGEST = 1 << 53
@@ -106,8 +104,9 @@ class Savings:
     notes: tuple[str, ...]
 
     def best(self, spec: str) -> Saving | None:
-        """A codec with the exchange that makes its steps shortest, or float32 or bf16; None if it is not known."""
-        found = [row for row in (*self.plain, *self.rows) if row.spec == spec]
+        """A codec with the exchange that makes its steps shortest, None if it is not known; or an all-reduce."""
+        plain = PLAIN.get(spec.partition(":")[0])
+        found = [row for row in (self.plain if plain else self.rows) if row.bits == plain or row.spec == spec]
         return min(found, key=lambda row: row.step.seconds, default=None)
 
 
@@ -136,7 +135,7 @@ def _measured(analysis: SweepAnalysis) -> tuple[list[int], list[tuple[SentCodec,
         notes.append(f"{missing} of {count(len(at), 'tensor')} were not swept, and count with each codec's mean bits.")
     found = []
     for k, c in enumerate(analysis.configurations):
-        if math.isfinite(c.bits) and c.method not in _PLAIN:
+        if math.isfinite(c.bits) and c.method not in PLAIN:
             own = np.append(analysis.single.layer_bits[k], math.nan)[at]
             bits = np.where(np.isfinite(own), own, c.bits)
             found.append((SentCodec(c.spec, c.method, c.family, c.bits, c.relative_variance, c.pareto), bits))
@@ -182,7 +181,8 @@ def savings_of_runs(log: RunLogAnalysis, cluster: Cluster) -> Savings | None:
     as many ranks with the same exchange.
     """
     sizes = list(_elements(log.study.get("tensors")).values())
-    runs = [run for run in log.runs if run.spec not in _PLAIN and math.isfinite(run.ratio) and run.ratio > 0]
+    coded = [run for run in log.runs if run.spec.partition(":")[0] not in PLAIN]
+    runs = [run for run in coded if math.isfinite(run.ratio) and run.ratio > 0]
     if log.study.get("kind") in _APART or log.linear or not sizes or not runs:
         return None
     world, exchange = log.study.get("world_size"), log.study.get("exchange")

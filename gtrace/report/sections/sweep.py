@@ -14,12 +14,12 @@ from gtrace.report import figures
 from gtrace.report.analysis.cells import CODED
 from gtrace.report.analysis.details import MOST_NAMED, MOST_TENSORS, TensorFit, common_count, levels_on
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
-from gtrace.report.analysis.families import LEVEL, Configuration, Family
+from gtrace.report.analysis.families import LEVEL, PLAIN, Configuration, Family
 from gtrace.report.analysis.safety import averaged_over
 from gtrace.report.names import bits_text, count, energy_share, listed, number, percent
 from gtrace.report.section import Block, FigureSpec, Numbers, Record, Section, Verdict, flat
 from gtrace.report.sections import charts, checks, sweep_tables
-from gtrace.report.verdict import PLAIN, verdict_of
+from gtrace.report.verdict import verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

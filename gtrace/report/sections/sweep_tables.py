@@ -65,7 +65,7 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
 
     def verdict(one: Candidate) -> Cell:
         known = safety.judged.get(one.codec)
-        if not math.isfinite(one.error):
+        if one.method == "none" or not math.isfinite(one.error):
             return Cell("exact" if one.method == "none" else "not measured", mark="quiet")
         if known is not None and safety.known:
             return Cell(known.verdict, mark=MARKS[known.verdict], hint=known.reason)

@@ -689,7 +689,7 @@
       for (const row of document.querySelectorAll(`table[data-network="${figure.dataset.network}"] tbody tr`)) {
         const name = row.cells[0] && shown(row.cells[0]);
         const held = model.codecs[name];
-        const bits = { float32: 32, bf16: 16 }[name];
+        const bits = name === "float32" ? 32 : /^(bf16|fp16)(:|$)/.test(name) ? 16 : 0;
         if (!held && !bits) continue;
         const seconds = bits ? plain(model, bits, net) : coded(model, held, net);
         const [step, over] = [row.cells[row.cells.length - 2], row.cells[row.cells.length - 1]];

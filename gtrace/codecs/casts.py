@@ -201,7 +201,7 @@ class MinMax(Composed):
     )
     about = """Equally spaced codes between the least and the greatest value, as used by TensorFlow's quantizer and
     MQGrad."""
-    sends = """The least and the greatest value in float32, then codes of `bits` bits; the envelope's flags name the
+    sends = """The least and the greatest value in float32, then the codes, by the coder; the envelope's flags name the
     bits."""
     behavior = """Error at most half a step anywhere. Few values far out make the step coarse, and zero is a level only
     by chance."""

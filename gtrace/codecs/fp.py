@@ -122,8 +122,8 @@ class Fp(Composed):
     about = """Any small float format, as 8-bit training uses: 1-E-M bits with a power of two as scale. The scale is the
     one with the least squared error for each tensor; scale=max is the paper's rule. Without format= the split into
     exponent and mantissa is chosen for the data, too."""
-    sends = """The scale 2^-k in float32, or with block= a byte for each block; then codes of N bits. What a receiver
-    must hold already: the exponent's width, if it was chosen."""
+    sends = """The scale 2^-k in float32, or with block= a byte for each block; then the codes, by the coder. What a
+    receiver must hold already: the exponent's width, if it was chosen."""
     behavior = """Relative error is even over the range of the format, so it suits lognormal data; nearest rounding is
     biased. At 2 and 3 bits most values become zero."""
     related = ("int8", "bf16", "natural")

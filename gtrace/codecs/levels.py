@@ -12,8 +12,8 @@ _SENT = """A float32 norm for each bucket; with tail=exact the short last bucket
 level in one, by the coder. What a receiver must hold already, counted when it changes: the"""
 _HUFFMAN = f"{_SENT} Huffman code's lengths."
 _FITTED = f"{_SENT} fitted levels (float32) and the Huffman code's lengths."
-_FALLS = """Error falls to about a quarter with each bit, up to some 5 bits. Levels are fitted on another step, in
-training and sweeps the one before: on a sudden change of the gradient they are one step old."""
+_FALLS = """Error falls to about a quarter with each bit, up to some 5 bits. Levels are fitted ahead: in sweeps
+to a mean of the steps before, in training at some steps (--refit). After a sudden change they are old."""
 _ALQ = "Faghri et al., Adaptive Gradient Quantization for Data-Parallel SGD, 2020"
 _ALQ_FORMULA = """Q(v) = ||v_b||_2 sign(v) l, rounded stochastically; l minimizes E[(l+ - r)(r - l)] over r = |v| /
 ||v_b||"""

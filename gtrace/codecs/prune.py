@@ -44,6 +44,8 @@ _DROPPED = np.uint32((1 << (23 - MANTISSA)) - 1)
 _LARGEST = np.float32((2.0 - 2.0**-MANTISSA) * 2.0**127)
 #: a share above this would need a threshold beyond every float
 _MOST = 1.0 - 1e-9
+_SENT = "The threshold alpha in float32, then the prefix code"
+_SHORTER = "If that is shorter, symbols and exact values separately, each with a Huffman code (coder=huffman)."
 
 
 @dataclass(frozen=True)
@@ -177,9 +179,9 @@ class Prune(_PruningCodec):
     )
     about = """For neural gradients: small values become a threshold or zero at random, so the tensor is sparse and the
     mean is right. The threshold is solved for the wanted sparsity, on each tensor itself."""
-    sends = """The threshold alpha in float32, then the prefix code: 0 for zero, 10 and a sign for alpha, 11 and a
-    float32 for what is larger."""
-    behavior = "Unbiased at any sparsity; variance rises steeply beyond 0.9. Large values cost 34 bits each."
+    sends = f"""{_SENT}: 0 for zero, 10 and a sign for alpha, 11 and a float32 for what is larger. {_SHORTER}"""
+    behavior = """Unbiased at any sparsity; variance rises steeply beyond 0.9. Large values cost some 26 bits each, 34
+    in the prefix code."""
     related = ("topk-prune", "randomk")
 
     threshold: Rule = parameter(
@@ -238,7 +240,7 @@ class TopKPrune(_PruningCodec):
     paper = "Sun et al., meProp, 2017; Raihan and Aamodt, Sparse Weight Activation Training, 2020 (see Chmiel et al.)"
     corrections = ("the threshold is fitted like prune's, to 0.1%, and cuts at most as many values as asked for there",)
     about = "The deterministic counterpart of prune: everything below a threshold is dropped."
-    sends = "The threshold alpha in float32, then the prefix code of prune: 0 for zero, 11 and a float32 for a value."
+    sends = f"{_SENT} of prune: 0 for zero, 11 and a float32 for a value. {_SHORTER}"
     behavior = """Less error than prune at the same sparsity, all of it bias, which averaging over workers does not
     shrink."""
     related = ("prune", "topk")

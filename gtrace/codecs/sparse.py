@@ -59,7 +59,8 @@ _FIRST, _STAGES = 0.25, 4
 #: values drawn at random below which their entropy is clearly less than that of all
 _FEW = 1 << 10
 _POSITIONS = """The positions, as gaps in the shortest of several codes (coder=gaps) or in ceil(log2 n) bits each
-(coder=fixed); then the values in float32, in the order of their positions."""
+(coder=fixed); then the values in their order: float32, by coder=gaps with the exponents in a Huffman code if that is
+shorter."""
 _TIES = "of equal magnitudes the first in the tensor are sent, so that their number is always the same"
 
 
@@ -673,8 +674,8 @@ class TopK(Composed):
     ef:topk."""
     sends = _POSITIONS
     behavior = (
-        "Of all choices of k values the least error. A value costs 32 bits and its position 5 to 10, so ratio 0.01 "
-        "is about 0.4 bits per coordinate."
+        "Of all choices of k values the least error. A value costs some 26 bits and its position 5 to 10, so ratio "
+        "0.01 is about 0.33 bits per value."
     )
     related = ("mem-sgd", "dgc", "randomk")
 
@@ -736,7 +737,8 @@ class RandomK(Composed):
     )
     about = """The plainest sparsifier: values chosen at random, scaled up. Positions are free, as both sides draw them
     from a seed."""
-    sends = "A seed (u32), then the chosen values in float32, in the order of their positions."
+    sends = """A seed (u32), then the chosen values in the order of their positions: float32, with the exponents in a
+    Huffman code if that is shorter."""
     behavior = "Relative variance n/k - 1, whatever the data: a floor that others must beat."
     related = ("topk", "mcgq", "ef")
 

@@ -256,7 +256,7 @@ class Int8(Composed):
     )
     about = """What fast all-reduces do: eight bits, a scale for each block, rounding to nearest. No entropy code, no
     randomness."""
-    sends = "A float32 scale for each block, then a byte a value, two's complement."
+    sends = "A float32 scale for each block, then the codes, by the coder: the integer and 127."
     behavior = "Error at most 1/254 of the block's largest magnitude. One outlier spoils its block and no other."
     related = ("minmax", "fp", "qsgdinf")
 

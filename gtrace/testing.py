@@ -25,6 +25,7 @@ from gtrace.buckets import bucket_scales
 from gtrace.codecs import Codec, codec, expecting, level_grid
 from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.link import LinkOptions, Sender, changed, refitted
+from gtrace.codecs.plugins import names_a_codec
 from gtrace.coding.envelope import ENVELOPE_BYTES, MOST_PER_BYTE, open_envelope, seal
 from gtrace.errors import GtraceError, PayloadError, UsageError
 from gtrace.schedule import RefitSchedule
@@ -171,6 +172,7 @@ def check_deterministic(c: Codec, values: Values) -> None:
 def check_spec(c: Codec) -> None:
     """Codec -> spec string -> codec is the identity, and the value cannot be changed."""
     assert c.name, "a codec needs a name: name: ClassVar[str] = ..."
+    assert names_a_codec(type(c).name), f"a codec's name has letters, digits, '_', '-' and '.', not {type(c).name!r}"
     try:
         again = codec(str(c))
     except GtraceError as error:
@@ -494,7 +496,7 @@ def check_spike(c: Codec, seed: int = 0, size: int = 1_000_000, draws: int = 12)
     slack = 1e-6 * float(values[0])
     assert off <= 3.0 * deviation / math.sqrt(draws) + slack, (
         f"{c}: a million values at probability 1e-6 have a mean of {means.mean():.4g}, "
-        f"{off / max(deviation, 1e-300) * math.sqrt(draws):.1f} standard errors off"
+        f"{off / max(deviation, 1e-300) * math.sqrt(draws):.3g} standard errors off"
     )
 
 
@@ -508,6 +510,5 @@ def _close(samples: NDArray[np.float64], expected: float, slack: float, what: st
     mean = float(samples.mean())
     error = (deviation or float(samples.std(ddof=1))) / math.sqrt(samples.size)
     off = abs(mean - expected)
-    assert off <= LIMIT * error + slack, (
-        f"{what}: sampled {mean:.6g}, expected {expected:.6g}, off by {off / max(error, 1e-300):.1f} standard errors"
-    )
+    far = f"off by {off / error:.3g} standard errors" if error else "in every draw"
+    assert off <= LIMIT * error + slack, f"{what}: sampled {mean:.6g}, expected {expected:.6g}, {far}"

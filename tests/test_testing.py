@@ -7,9 +7,9 @@ import pytest
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs import Codec, Composed, Fp16, PowerSgd, QsgdInf
+from gtrace.codecs import Codec, Composed, Fp16, PowerSgd, QsgdInf, parameter
 from gtrace.coding.fixed import read_floats
-from gtrace.errors import PayloadError
+from gtrace.errors import PayloadError, UsageError
 from gtrace.testing import check_codec, check_mean, tensors
 
 
@@ -50,6 +50,7 @@ def test_a_class_is_taken_as_well_as_an_instance():
             r"RuntimeWarning: .* \(test_testing.py, line",
         ),
         (made(QsgdInf, name="losing", init=lambda self, size, shape=None: QsgdInf.init(self, size)), "lost the shape"),
+        (made(Fp16, name="a,b"), "letters, digits, '_', '-' and '.', not 'a,b'"),
         (int, "int: give a class that extends gtrace.codecs.Codec"),
     ],
 )
@@ -76,3 +77,19 @@ def test_rounds_that_give_workers_different_gradients_are_noticed():
     testing.check_rounds(PowerSgd(), np.arange(200, dtype=np.float32), shape=(10, 20))
     with pytest.raises(AssertionError, match="different gradients"):
         testing.check_rounds(Apart(), np.arange(200, dtype=np.float32), shape=(10, 20))
+
+
+def test_types_of_parameters_may_be_classes():
+    """As they are in a file without annotations from the future."""
+    kinds = {"__annotations__": {"share": float, "steps": int | None, "on": bool, "word": str}}
+    fields = {"share": 0.5, "steps": None, "on": True, "word": "a"}
+    body = {
+        name: parameter(value, "a number", minimum=0.0 if name == "share" else None) for name, value in fields.items()
+    }
+    kind = dataclass(frozen=True)(type("Typed", (Fp16,), {**kinds, **body, "name": "typed"}))
+    assert kind().parameters == fields
+    assert kind(share="0.25", steps="3", on="no").parameters == {"share": 0.25, "steps": 3, "on": False, "word": "a"}
+    with pytest.raises(UsageError, match="share=x is not a number"):
+        kind(share="x")
+    with pytest.raises(UsageError, match="share=-1 is out of range"):
+        kind(share=-1)

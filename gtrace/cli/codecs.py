@@ -74,6 +74,7 @@ def _all() -> list[dict[str, Any]]:
 def describe(name: str) -> dict[str, Any]:
     """Everything that there is to say about a codec or a prefix."""
     from gtrace.codecs import codec, codec_class, parameter_fields, wrapper_names
+    from gtrace.codecs.base import kind_of
     from gtrace.codecs.plugins import origin_of, plugin_of
 
     cls = codec_class(name)
@@ -100,7 +101,7 @@ def describe(name: str) -> dict[str, Any]:
         "parameters": [
             {
                 "name": item.name,
-                "type": str(item.type),
+                "type": kind_of(item),
                 "default": item.default,
                 **{word: item.metadata[word] for word in ("help", "choices", "minimum", "maximum")},
             }

@@ -79,6 +79,16 @@ def parameter_fields(codec: DataclassInstance | type[DataclassInstance]) -> tupl
     return tuple(item for item in dataclasses.fields(codec) if "help" in item.metadata)
 
 
+def kind_of(item: dataclasses.Field[Any]) -> str:
+    """The type of a parameter as words: a file without annotations from the future has classes there.
+
+    >>> from dataclasses import fields, make_dataclass
+    >>> [kind_of(item) for item in fields(make_dataclass("C", [("a", float), ("b", "int | None"), ("c", int | None)]))]
+    ['float', 'int | None', 'int | None']
+    """
+    return item.type.__name__ if isinstance(item.type, type) else str(item.type)
+
+
 class Measured(NamedTuple):
     """Length of coded symbols, in bits.
 
@@ -557,7 +567,7 @@ def _number(kind: str, value: Any) -> Any:
 
 def _checked(name: str, item: dataclasses.Field[Any], value: Any) -> Any:
     """One parameter, converted from text if needed and checked against its field."""
-    meta, kind = item.metadata, str(item.type)
+    meta, kind = item.metadata, kind_of(item)
     where = f"codec {name}: {item.name}"
     word = isinstance(value, str) and value.lower() == "none" and (meta["optional"] or "none" not in meta["choices"])
     if value is None or word:

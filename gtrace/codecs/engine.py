@@ -20,6 +20,7 @@ from gtrace.codecs.base import (
     CodedBits,
     check_summary,
     checked_values,
+    kind_of,
     parameter_fields,
     sized_values,
 )
@@ -54,7 +55,7 @@ def assembled(cls: C) -> C:
     parts: Parts = cls.parts  # type: ignore[attr-defined]
     for part in parts.each.values():
         for item in parameter_fields(part):
-            found[item.name] = str(item.type)
+            found[item.name] = kind_of(item)
             default = getattr(part, item.name)
             setattr(cls, item.name, dataclasses.field(default=default, metadata=item.metadata))
     cls.__annotations__ = {**{name: kind for name, kind in found.items() if name not in own}, **own}

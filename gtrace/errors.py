@@ -69,8 +69,8 @@ def suggest(word: str, known: Iterable[str], shown: Mapping[str, str] | None = N
     'did you mean qsgdinf or qsgd?'
     """
     names = sorted(set(known))
-    begun = [name for name in names if word and name.startswith(word)]
-    near = begun[:3] or difflib.get_close_matches(word, names, n=3, cutoff=0.6)
+    begun = [name for name in names if word and name.lower().startswith(word.lower())]
+    near = begun[:3] or next(filter(None, (difflib.get_close_matches(w, names) for w in (word, word.lower()))), [])
     if near:
         return f"did you mean {' or '.join((shown or {}).get(name, name) for name in near)}?"
     first = ", ".join(names[:12])

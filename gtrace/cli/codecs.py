@@ -49,7 +49,7 @@ def command(settings: _CodecsSettings, name: str | None) -> None:
     """
     load_plugins(settings.plugin)
     if name:
-        found = describe(name.rstrip(":"))
+        found = describe(name.partition(":")[0])
         print_json(found) if settings.as_json else click.echo(_page(found))
         return
     described = _all()
@@ -84,19 +84,20 @@ def describe(name: str) -> dict[str, Any]:
     prefix = name in wrapper_names()
     parameters = parameter_fields(cls)
     names = [item.name for item in parameters]
+    plugin = "" if file is None else f" --plugin {file.name}"
     defaults = ",".join(f"{item.name}={_written(item.default)}" for item in parameters)
     return {
         **pick(cls, "name", "summary", "word", "formula", "paper", "unbiased", "stateful", "declared"),
         "prefix": prefix,
         "package": origin.package if origin is not None else file.name if file is not None else "",
         "synopsis": f"{cls.name}{f'[:{defaults}]' if defaults else ''}{':CODEC' if prefix else ''}",
-        "description": [*filter(None, [own["about"]]), *_paragraphs(cls.__doc__ or "")],
+        "description": [*filter(None, [own["about"]]), *_paragraphs(cls)],
         "corrections": list(cls.corrections),
         "closed_forms": not prefix and codec(name).expects,
         "needs": "what the codec inside needs" if prefix else _needs(codec(name)),
         "payload": own["sends"],
         "expect": own["behavior"],
-        "examples": _examples(name, names, prefix=prefix),
+        "examples": [line + plugin for line in _examples(name, names, prefix=prefix)],
         "see": list(own["related"]),
         "parameters": [
             {
@@ -131,8 +132,11 @@ def _examples(name: str, parameters: list[str], *, prefix: bool) -> list[str]:
     ]
 
 
-def _paragraphs(text: str) -> list[str]:
-    """The paragraphs of a docstring as plain text, without what concerns callers of the class alone."""
+def _paragraphs(cls: type[Codec]) -> list[str]:
+    """The paragraphs of a class's docstring as plain text, without what concerns its callers alone."""
+    text = cls.__doc__ or ""
+    if text.startswith(f"{cls.__name__}("):
+        return []  # a dataclass without a docstring has its signature there
     plain = re.sub(r":\w+:`~?([^`]*)`|``([^`]*)``", lambda m: m[1] or m[2], inspect.cleandoc(text))
     parts = [" ".join(part.split()) for part in plain.split("\n\n")]
     return [part for part in parts if part and not part.startswith(("Raises:", "Attributes:", "Args:"))]
@@ -166,7 +170,7 @@ def _page(item: dict[str, Any]) -> str:
 
     def text(value: str, indent: int = 4) -> list[str]:
         pad = " " * indent
-        return textwrap.wrap(value, width, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False) or [pad]
+        return textwrap.wrap(value, width, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False)
 
     memory = "keeps memory between steps" if item["stateful"] else "no memory between steps"
     kind = [f"{'unbiased' if item['unbiased'] else 'biased'}; {memory}"]
@@ -184,20 +188,20 @@ def _page(item: dict[str, Any]) -> str:
         parameters += text(f"A word without = sets {item['word']}: {item['name']}:WORD.")
     synopsis = item["synopsis"].replace(",", ", ")
     sections = {
-        "NAME": text(f"{item['name']} - {item['summary']}"),
+        "NAME": text(" - ".join(filter(None, (item["name"], item["summary"])))),
         "SYNOPSIS": [line.replace(", ", ",") for line in text(synopsis)],
-        "FROM": text(item["package"]) if item["package"] else [],
+        "FROM": text(item["package"]),
         "DESCRIPTION": [line for part in item["description"] for line in (*text(part), "")][:-1],
         "FORMULA": text(item["formula"]),
         "PARAMETERS": parameters or ["    none"],
         "NEEDS": text(item["needs"]),
         "KIND": [line for part in kind for line in text(part)],
         "CLOSED FORMS": text(closed if item["closed_forms"] else "none: error and bits are measured by encoding"),
-        "PAYLOAD": text(item["payload"]) if item["payload"] else [],
-        "WHAT TO EXPECT": text(item["expect"]) if item["expect"] else [],
+        "PAYLOAD": text(item["payload"]),
+        "WHAT TO EXPECT": text(item["expect"]),
         "CORRECTIONS": [line for part in item["corrections"] for line in text(f"- {part}")],
         "EXAMPLES": [f"    {line}" for line in item["examples"]],
-        "SEE ALSO": text(", ".join(f"gtrace codecs {name}" for name in item["see"])) if item["see"] else [],
+        "SEE ALSO": text(", ".join(f"gtrace codecs {name}" for name in item["see"])),
         "PAPER": text(item["paper"]),
     }
     shown = [[click.style(head, bold=True), *map(printable, lines)] for head, lines in sections.items() if lines]

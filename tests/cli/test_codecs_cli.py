@@ -65,6 +65,7 @@ def test_two_plain_functions_are_a_codec_of_every_command(succeed, half, tmp_pat
     page, _ = succeed("codecs half --plugin half.py")
     assert "FROM\n    half.py" in page
     assert "PAYLOAD" not in page
+    assert "gtrace sweep run.zarr --methods half --plugin half.py\n" in page
     out, _ = succeed("sweep run.zarr --plugin half.py --methods half --json")
     assert json.loads(out)["codecs"] == ["half"]
     rows = ResultStore.load(tmp_path / "run.sweep.db")
@@ -72,6 +73,22 @@ def test_two_plain_functions_are_a_codec_of_every_command(succeed, half, tmp_pat
     assert 0 < max(rows["relative_variance"]) < 1e-5
     out, _ = succeed("train --codec half --plugin half.py --task digits-mlp --steps 3 --json")
     assert json.loads(out)["runs"][1]["run"] == "half"
+
+
+def test_a_class_without_words_has_a_page_without_empty_parts(succeed, tmp_path):
+    (tmp_path / "bare.py").write_text("""
+from dataclasses import dataclass
+from gtrace.codecs import Fp16
+
+@dataclass(frozen=True)
+class Bare(Fp16):
+    name = "bare"
+    summary = formula = paper = ""
+""")
+    page, _ = succeed("codecs bare:some=1 --plugin bare.py")
+    unregister("bare")
+    assert page.startswith("NAME\n    bare\n\nSYNOPSIS\n    bare\n")
+    assert not {"DESCRIPTION", "FORMULA", "PAPER"} & set(page.splitlines())
 
 
 def test_a_broken_plugin_is_one_line(refuse, tmp_path):

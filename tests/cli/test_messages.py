@@ -81,6 +81,7 @@ WRONG = {
     "plan a.zarr --max-bits 3 --objective cost --weight w=2": "--objective cost: is for predicted cost, ...",
     # training a script or a task
     "train --codec qsgd --cluster 8x25Gbit/s": "... needs the compute time of a step here, e.g. 8x25Gbit/s,180ms.",
+    "train --codec QSGDINF": "no codec 'QSGDINF'; did you mean qsgdinf?",
     "train --codec qsgdd": "no codec 'qsgdd'; did you mean qsgd or nuqsgd or qsgdinf?",
     "train --codec qsgd --workers 0": "Invalid value for '--workers': 0 is not in the range x>=1. ...",
     "train": "name a codec before SCRIPT, e.g. --codec qsgdinf --bits 3 (gtrace codecs lists them), or a --plan.",

@@ -209,7 +209,10 @@ def _exchanges(settings: SweepSettings, codecs: list[TableLike]) -> ExchangePlan
 
     able = tuple(one for one in codecs if isinstance(one, Codec))
     ways = tuple(words(settings.exchange, "--exchange"))
-    return ExchangePlan(able, ways, settings.ranks or _RANKS, seed=settings.seed)
+    plan = ExchangePlan(able, ways, settings.ranks or _RANKS, seed=settings.seed)
+    if left := [str(one) for one in able if one not in plan.codecs]:
+        echo(f"gtrace: --exchange: without {', '.join(left)}: memories, and sums before decoding, do not fit", err=True)
+    return plan
 
 
 def _exchange(

@@ -83,7 +83,7 @@ def test_a_sweep_keeps_exchanges_and_a_report_shows_them(folder, tmp_path, capsy
     def called(*words):
         with pytest.raises(SystemExit) as end:
             main(list(map(str, words)))
-        return end.value.code, capsys.readouterr().out
+        return end.value.code, "".join(capsys.readouterr())
 
     for _ in range(2):
         code, said = called(*command, "allgather,ring,shared-scale", "--ranks", "32", "-o", path)
@@ -101,3 +101,8 @@ def test_a_sweep_keeps_exchanges_and_a_report_shows_them(folder, tmp_path, capsy
     assert called(*command, "tree", "-o", tmp_path / "other.db")[0] == 2
     assert not (tmp_path / "other.db").exists()
     assert "Where sums happen" in called("report", path, "--full")[1]
+    command[3] = "alq,ef:alq,powersgd"
+    said = called(*command, "hierarchical:5", "--ranks", "8", "-o", tmp_path / "none.db")[1]
+    said = " ".join(said.split())
+    assert "--exchange: without ef:alq:bits=3, powersgd: memories, " in said
+    assert "No codec fits: sums need codes that add up (shared-scale), and ranks that are whole nodes" in said

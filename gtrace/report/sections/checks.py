@@ -385,5 +385,5 @@ def exchange_table(found: Sequence[ExchangeError]) -> Table:
         "run; out: what leaves a node.",
         f"Gradients of the ranks: {'; '.join(sorted({one.source for one in found}))}.",
     )
-    empty = "No codec fits these exchanges."
+    empty = "No codec fits: sums need codes that add up (shared-scale), and ranks that are whole nodes (hierarchical)."
     return Table.of("Where sums happen", lines, columns, notes=notes, empty=empty, place="network")

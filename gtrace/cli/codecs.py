@@ -73,8 +73,7 @@ def _all() -> list[dict[str, Any]]:
 
 def describe(name: str) -> dict[str, Any]:
     """Everything that there is to say about a codec or a prefix."""
-    from gtrace.codecs import codec, codec_class, parameter_fields, wrapper_names
-    from gtrace.codecs.base import kind_of
+    from gtrace.codecs import codec, codec_class, kind_of, parameter_fields, wrapper_names
     from gtrace.codecs.plugins import origin_of, plugin_of
 
     cls = codec_class(name)

@@ -1,7 +1,7 @@
 """Codecs turn a gradient into bytes. Every codec obeys the laws of :mod:`gtrace.testing`."""
 
 from gtrace.buckets import TensorSums
-from gtrace.codecs.base import Codec, EncodedPart, expecting, parameter, parameter_fields
+from gtrace.codecs.base import Codec, EncodedPart, expecting, kind_of, parameter, parameter_fields
 from gtrace.codecs.casts import Bf16, Fp16, Identity, MinMax
 from gtrace.codecs.engine import Composed, level_grid, method
 from gtrace.codecs.fp import Fp
@@ -91,6 +91,7 @@ __all__ = [
     "codec_names",
     "expected_on_any",
     "expecting",
+    "kind_of",
     "level_grid",
     "load_plugin",
     "method",

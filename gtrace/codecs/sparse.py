@@ -57,7 +57,7 @@ _CODED = 1
 #: the ratio of dgc in the first stage of the warm-up, and the divisor from stage to stage
 _FIRST, _STAGES = 0.25, 4
 #: values drawn at random below which their entropy is clearly less than that of all
-_FEW = 1 << 10
+_FEW = 1 << 7
 _POSITIONS = """The positions, as gaps in the shortest of several codes (coder=gaps) or in ceil(log2 n) bits each
 (coder=fixed); then the values in their order: float32, by coder=gaps with the exponents in a Huffman code if that is
 shorter."""

@@ -48,8 +48,8 @@ class Wrapper(Codec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.parts.memory.keeps and any(isinstance(one, type(self)) for one in self._inside()):
-            prefix = type(self).name
+        prefix = type(self).name
+        if self.parts.memory.keeps and prefix in self.inner.name.split(":"):
             raise UsageError(f"codec '{self}': {prefix}: is there twice; write {self.inner}.")
         object.__setattr__(self, "parts", type(self).parts.of(self))
         # Other codecs have these facts on the class; a frozen instance overrides them once, here.
@@ -61,12 +61,6 @@ class Wrapper(Codec):
         # A change of a worker's own estimate means nothing to the others.
         object.__setattr__(self, "linear", self.inner.linear and not self.both_ends)
         object.__setattr__(self, "declared", self.inner.declared)
-
-    def _inside(self) -> Iterator[Codec]:
-        """What the prefix goes around: codecs with their own prefixes, from the outermost in."""
-        yield self.inner
-        if isinstance(self.inner, Wrapper):
-            yield from self.inner._inside()
 
     def __str__(self) -> str:
         """The prefix, parameters that differ from their defaults, and the spec inside."""

@@ -132,9 +132,7 @@ def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | No
         "w1_method": "exact" if drawn.w1_doubt is None else "sketch",
         "saturated": saturated,
         "flushed": flushed,
-        "bits_fixed": drawn.coded and drawn.coded.fixed,
-        "bits_entropy": drawn.coded and drawn.coded.entropy,
-        "bits_huffman": drawn.coded and drawn.coded.huffman,
+        **(drawn.coded.columns if drawn.coded else {}),
         "bits_norms": None if expected is None else expected.bits_norms,
         "bits_payload": 8.0 * drawn.body / max(1, common["n"]),
     }

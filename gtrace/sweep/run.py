@@ -107,12 +107,13 @@ def _open(spec: str, ranges: Mapping[str, Any]) -> list[str]:
     """The ranges that a spec takes."""
     parsed = parse_spec(spec)
     kind = codec_class(parsed.name)
-    known = choices_of(kind) - parsed.given.keys()
+    # natural has a norm, but only one.
+    known = {item.name for item in parameter_fields(kind) if len(item.metadata["choices"]) != 1}
     # A named format has its own bits.
     named = parsed.given.get(kind.word, "auto") not in ("auto", "all")
-    if named or ("amount" in choices_of(kind) and ("amount" in parsed.given or "amount" in ranges)):
+    if named or ("amount" in known and ("amount" in parsed.given or "amount" in ranges)):
         known.discard("bits")
-    return [name for name in ranges if name in known]
+    return [name for name in ranges if name in known and name not in parsed.given]
 
 
 def _why_not(specs: Sequence[str], name: str) -> str:
@@ -139,11 +140,6 @@ def _spelled(spec: str, ranges: Mapping[str, Sequence[Any]]) -> Sequence[str]:
     head = spec[: spec.rindex(f"{parsed.name}:")] + parsed.name
     words = codec_class(parsed.name).words(tuple(bits))
     return [f"{head}:" + ",".join([name, *(f"{key}={value}" for key, value in rest.items())]) for name in words]
-
-
-def choices_of(kind: type[Codec]) -> set[str]:
-    """A codec's parameters with more than one possible value: natural has a norm, but only one."""
-    return {item.name for item in parameter_fields(kind) if len(item.metadata["choices"]) != 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

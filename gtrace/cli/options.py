@@ -87,15 +87,24 @@ class TracePath(click.ParamType["Path | str"]):
         return path
 
     def _check(self, path: Path) -> None:
-        with path.open("rb") as file:
-            start = file.read(len(_SWEEP[0]))
-        if start.startswith(_HDF5) or path.suffix in (".h5", ".hdf5") or (self._sweeps and start == _SWEEP[0]):
+        sweep = is_sweep(path)
+        if path.suffix in (".h5", ".hdf5") or (self._sweeps and sweep) or _begins(path, _HDF5):
             return
-        if start == _SWEEP[0]:
+        if sweep:
             what, remedy = _SWEEP[1:]
         else:
             what, remedy = _OTHERS.get(path.suffix, ("another file", "a trace is a folder .zarr or a file .h5"))
         raise TraceError(f"{path} is {what}, not a trace; {remedy.format(shlex.quote(str(path)))}.")
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a file has results of a sweep, whatever its name; also one of their usual name that is not there."""
+    return _begins(path, _SWEEP[0]) if path.is_file() else path.name.endswith(".sweep.db")
+
+
+def _begins(path: Path, start: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
 
 
 def patterns(_context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from gtrace.cli.options import (
     bucket_sizes,
     check_output,
     fractions,
+    is_sweep,
     load_plugins,
     options,
     print_json,
@@ -465,7 +466,7 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
     from gtrace.report.analysis.safety import Outlook
     from gtrace.report.analysis.sweep import outlook_on
 
-    if isinstance(trace, Path) and trace.name.endswith(".sweep.db"):
+    if isinstance(trace, Path) and is_sweep(trace):
         from gtrace.sweep import ResultStore
 
         result = ResultStore.load(trace).selected

@@ -62,9 +62,9 @@ def test_names_of_tensors_are_no_patterns(plan, tmp_path):
     found = plan("odd.toml", "--max-bits 2.2", of=trace_of_laws(tmp_path / "odd.zarr", steps=2, layers=layers))
     assert [row.tensor for row in found.tensors] == list(layers)
     assert any("steps=" in row.codec and "bucket_size=512" not in row.codec for row in found.tensors), "no finer grids"
-    gtrace.run_sweep(tmp_path / "odd.zarr", ["qsgdinf:bits=3,bucket_size=512"], output="odd.sweep.db")
+    gtrace.run_sweep(tmp_path / "odd.zarr", ["qsgdinf:bits=3,bucket_size=512"], output="odd.results.db")
     words = "--force --max-bits 4 --weight layers[3].w*=7 --tensors layers[1].w*,layers[3]"
-    for of in (tmp_path / "odd.zarr", "odd.sweep.db"):
+    for of in (tmp_path / "odd.zarr", "odd.results.db"):
         with pytest.raises(AssertionError, match=r"no tensor matches 'layers\[3\]'"):
             plan("named.toml", words, of=of)
         named = plan("named.toml", f"{words}.w*", of=of)

@@ -87,10 +87,11 @@ class TracePath(click.ParamType["Path | str"]):
         return path
 
     def _check(self, path: Path) -> None:
-        sweep = is_sweep(path)
-        if path.suffix in (".h5", ".hdf5") or (self._sweeps and sweep) or _begins(path, _HDF5):
+        with path.open("rb") as file:
+            start = file.read(len(_SWEEP[0]))
+        if start.startswith(_HDF5) or path.suffix in (".h5", ".hdf5") or (self._sweeps and start == _SWEEP[0]):
             return
-        if sweep:
+        if start == _SWEEP[0]:
             what, remedy = _SWEEP[1:]
         else:
             what, remedy = _OTHERS.get(path.suffix, ("another file", "a trace is a folder .zarr or a file .h5"))
@@ -99,12 +100,10 @@ class TracePath(click.ParamType["Path | str"]):
 
 def is_sweep(path: Path) -> bool:
     """Whether a file has results of a sweep, whatever its name; also one of their usual name that is not there."""
-    return _begins(path, _SWEEP[0]) if path.is_file() else path.name.endswith(".sweep.db")
-
-
-def _begins(path: Path, start: bytes) -> bool:
+    if not path.is_file():
+        return path.name.endswith(".sweep.db")
     with path.open("rb") as file:
-        return file.read(len(start)) == start
+        return file.read(len(_SWEEP[0])) == _SWEEP[0]
 
 
 def patterns(_context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -128,6 +128,8 @@ class Fp(Composed):
     biased. At 2 and 3 bits most values become zero."""
     related = ("int8", "bf16", "natural")
     unbiased = False
+    #: rounding is random
+    stochastic: ClassVar[bool] = False
     word = "format"
 
     bits: int | None = parameter(
@@ -161,6 +163,7 @@ class Fp(Composed):
         """
         super().__post_init__()
         object.__setattr__(self, "deterministic", self.rounding == "nearest")
+        object.__setattr__(self, "stochastic", not self.deterministic)
         preset = PRESETS.get(self.format)
         if preset is not None:
             self._settle("block", preset.block)
@@ -213,11 +216,6 @@ class Fp(Composed):
     def words(cls, bits: tuple[int, ...]) -> tuple[str, ...]:
         """Every format 1-E-M of these bits, with at least two bits of exponent if possible."""
         return tuple(form.name for n in bits or (8,) for form in candidates(n))
-
-    @property
-    def stochastic(self) -> bool:
-        """Whether rounding is random."""
-        return self.rounding == "stochastic"
 
     @property
     def whole_tensor(self) -> bool:

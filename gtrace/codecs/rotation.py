@@ -37,8 +37,6 @@ from gtrace.kernels.norms import BLOCK
 from gtrace.types import Expectation, Key, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.buckets import TensorSums
@@ -309,17 +307,15 @@ class Eden(Composed):
         if self.bits >= 1:
             return state
         seed, before, length = key[1] & 0xFFFFFFFF, [(0, 0)], self.block * max(1, BLOCK // self.block)
-
-        def kept() -> Iterator[Values]:
-            for _, x in pieces():
-                start, count = before[-1]
-                found = x[self._shares(x.size, seed, start)[0]]
-                before.append((start + x.size, count + found.size))
-                yield found
-
-        _, tables = self._shares(0, seed)
-        blocks = enumerate(block for (block,) in Blocks.of(zip(kept()), length))
-        parts = [self._part(_NONE, tables, seed, 0), *(self._part(x, tables, seed, k * length) for k, x in blocks)]
+        blocks, tables = Blocks(length), self._shares(0, seed)[1]
+        parts = [self._part(_NONE, tables, seed, 0)]
+        for _, x in pieces():
+            start, count = before[-1]
+            found = x[self._shares(x.size, seed, start)[0]]
+            before.append((start + x.size, count + found.size))
+            for (block,) in blocks.add(found):
+                parts.append(self._part(block, tables, seed, length * (len(parts) - 1)))
+        parts += [self._part(block, tables, seed, length * (len(parts) - 1)) for (block,) in blocks.rest()]
         whole, values = reduce(operator.add, parts), np.concatenate([part.values for part in parts])
         return state.with_arrays(kept=values, before=np.array(before), head=np.array(whole.head), tallies=whole.tallies)
 

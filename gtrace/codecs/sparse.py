@@ -425,12 +425,11 @@ def _drawn_entropy(tallies: NDArray[np.float64], count: int) -> float:
     # Pairs of signs, of which each has half; the sign of zero says nothing.
     own = np.concatenate([tallies[:2], tallies[2:].reshape(-1, 2).sum(axis=1)])
     own, c = own[own > 0][:, None], np.arange(1, count + 1)
-
-    def ways(total: Any, some: Any) -> Any:
-        """log of the number of ways to choose some."""
-        return sp.special.gammaln(total + 1) - sp.special.gammaln(some + 1) - sp.special.gammaln(total - some + 1)
-
-    odds = np.exp(ways(own, c) + ways(n - own, count - c) - ways(n, count)) * ((c <= own) & (count - c <= n - own))
+    # A hypergeometric law, from the logarithms of numbers of ways to choose: of the class, of the others, of all.
+    total = np.stack(np.broadcast_arrays(own, n - own, [[n]]))
+    some = np.stack(np.broadcast_arrays(c, count - c, [count]))[:, None]
+    ways = sp.special.gammaln(total + 1) - sp.special.gammaln(some + 1) - sp.special.gammaln(total - some + 1)
+    odds = np.exp(ways[0] + ways[1] - ways[2]) * ((c <= own) & (count - c <= n - own))
     return count * math.log2(count) - float((odds @ (c * np.log2(c))).sum()) + count * float(tallies[2:].sum()) / n
 
 

@@ -8,7 +8,7 @@ import operator
 import struct
 from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import scipy as sp
@@ -302,30 +302,33 @@ class Eden(Composed):
     def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
         """Below one bit a block's values come from a longer stretch of the tensor: store them as they arrive.
 
-        ``kept`` are all of them, ``before`` the start of each piece and how many come before it.
+        ``kept`` are all of them, ``before`` how many come before each 2^20 values of the tensor.
         """
         if self.bits >= 1:
             return state
-        seed, before, length = key[1] & 0xFFFFFFFF, [(0, 0)], self.block * max(1, BLOCK // self.block)
+        seed, length, start = key[1] & 0xFFFFFFFF, self.block * max(1, BLOCK // self.block), 0
         blocks, tables = Blocks(length), self._shares(0, seed)[1]
-        parts = [self._part(_NONE, tables, seed, 0)]
+        parts, counts = [self._part(_NONE, tables, seed, 0)], np.zeros(state.size // BLOCK + 1, np.int64)
         for _, x in pieces():
-            start, count = before[-1]
-            found = x[self._shares(x.size, seed, start)[0]]
-            before.append((start + x.size, count + found.size))
-            for (block,) in blocks.add(found):
+            places = cast("NDArray[np.int64]", self._shares(x.size, seed, start)[0])
+            counts += np.bincount((start + places) // BLOCK, minlength=counts.size)
+            start += x.size
+            for (block,) in blocks.add(x[places]):
                 parts.append(self._part(block, tables, seed, length * (len(parts) - 1)))
         parts += [self._part(block, tables, seed, length * (len(parts) - 1)) for (block,) in blocks.rest()]
         whole, values = reduce(operator.add, parts), np.concatenate([part.values for part in parts])
-        return state.with_arrays(kept=values, before=np.array(before), head=np.array(whole.head), tallies=whole.tallies)
+        before, head = np.cumsum(counts) - counts, np.array(whole.head)
+        return state.with_arrays(kept=values, before=before, head=head, tallies=whole.tallies)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The part's blocks; the seed, and below one bit what all blocks take, count with the first part."""
         x, seed, known = checked_values(state, values), key[1] & 0xFFFFFFFF, state.arrays
         kept, tables = self._shares(x.size, seed, start)
         if "before" in known:
-            starts, counts = known["before"].T
-            arrived = known["kept"][counts[np.searchsorted(starts, start)] :][: x[kept].size]
+            block, rest = divmod(start, BLOCK)
+            between = cast("NDArray[np.int64]", self._shares(rest, seed, start - rest)[0])
+            first = known["before"][block] + between.size
+            arrived = known["kept"][first:][: x[kept].size]
             part = EncodedPart(arrived, 0 if start else int(known["head"]), tallies=known["tallies"] * (not start))
         else:
             part = self._part(x[kept], tables, seed, start)

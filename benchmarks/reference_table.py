@@ -23,7 +23,7 @@ import torch
 import gtrace
 from gtrace.codecs import split_specs
 from gtrace.fitting.entropy import least_error
-from gtrace.report.analysis.equal_bits import at_bits
+from gtrace.report.analysis.families import at_bits
 from gtrace.report.analysis.sweep import analyze
 from gtrace.sweep import expand
 from gtrace.training.tasks import load_task

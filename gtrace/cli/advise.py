@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import gtrace.report
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo, print_results, wide_console
 from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, pick, print_json
@@ -66,25 +67,21 @@ def command(settings: _AdviseOptions, target: str, args: tuple[str, ...]) -> Non
       gtrace advise --cluster 8x25Gbit/s train.py
       gtrace advise --cluster 8x25Gbit/s --bandwidth 1-100Gbit/s train.zarr
     """
-    from gtrace.workflows.advise import AdviseSettings, advise
+    from gtrace.workflows.advise import advise
 
     cluster = chosen_cluster(settings.cluster.cluster)
     if settings.bandwidth is not None and cluster is None:
         raise UsageError("--bandwidth: needs the number of ranks, e.g. --cluster 8x25Gbit/s.")
     if not settings.seconds > 0:
         raise UsageError(f"--seconds: {settings.seconds:g} must be more than 0.")
-    chosen = AdviseSettings(
-        cluster=cluster,
+    advice = advise(
+        [target, *args],
+        asked=gtrace.report.Asked(cluster=cluster, **arguments(settings.noise, "report")),
         speeds=None if settings.bandwidth is None else _speeds(settings.bandwidth),
         folder=settings.output,
-        **pick(settings, "seconds", "force"),
-        **arguments(settings.noise, "report"),
+        say=lambda text: echo(f"gtrace: {text}", err=True),
+        **pick(settings, "is_module", "seconds", "force"),
     )
-
-    def say(text: str) -> None:
-        echo(f"gtrace: {text}", err=True)
-
-    advice = advise(target, args, is_module=settings.is_module, settings=chosen, say=say)
     if settings.as_json:
         print_json({**advice.as_dict(), "paste": paste(advice)})
         return

@@ -10,9 +10,8 @@ import click
 from gtrace.cli.console import FEW_ROWS, TensorColumn, name_columns, print_columns, stdout_console
 from gtrace.cli.options import pick, print_json
 from gtrace.fitting.magnitudes import LAWS
-from gtrace.report.analysis.history import spark
 from gtrace.report.analysis.runs import known_mean
-from gtrace.report.names import count, literal, number
+from gtrace.report.names import count, literal, number, sparkline
 from gtrace.sweep.formats import FormatTrial, LayerFormats
 from gtrace.sweep.laws import LayerLaws, follow_laws, judge, verdict_sentences
 from gtrace.trace.choose import choose_steps
@@ -77,7 +76,12 @@ def print_fits(
         ),
         TensorColumn("mu log2", [number(known_mean(layer.mu_log2)) for layer in layers], 3),
         TensorColumn("sigma log2", [number(known_mean(layer.sigma_log2)) for layer in layers], 1),
-        TensorColumn("sigma over steps", [spark(one.sigma_log2.tolist(), encoding) for one in layers], 3, right=False),
+        TensorColumn(
+            "sigma over steps",
+            [sparkline(one.sigma_log2.tolist(), encoding=encoding) for one in layers],
+            3,
+            right=False,
+        ),
         *(
             TensorColumn(f"FP{bits} max", [str(found.formats[k].format) if found else "-" for found in formats], 2)
             for k, bits in enumerate(_BITS)

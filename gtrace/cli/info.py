@@ -14,8 +14,8 @@ from rich.text import Text
 from gtrace.cli.console import FEW_ROWS, WHOLE_NAME, TensorColumn, name_columns, print_columns, stdout_console
 from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
-from gtrace.report.analysis.history import RunHistory, StreamHistory, TensorHistory, energy_shares, run_lines, spark
-from gtrace.report.names import count, literal, number
+from gtrace.report.analysis.history import RunHistory, StreamHistory, TensorHistory, energy_shares, run_lines
+from gtrace.report.names import count, literal, number, sparkline
 from gtrace.settings import KINDS, option
 from gtrace.trace import Trace, open_trace
 from gtrace.trace.choose import agreement, choose_infos, newest_trace
@@ -94,7 +94,7 @@ def _document(trace: Trace, run: RunHistory) -> dict[str, Any]:
         **pick(trace, "path", "status", "fingerprint"),
         "attrs": dict(trace.attrs),
         "ranks": sorted({stream.key.rank for stream in run.streams}),
-        "divergence": run.divergence._asdict(),
+        "divergence": run.divergence,
         "agreement": {stage: agreement(trace, stage)._asdict() for stage in ("local", "reduced")},
         "streams": [_stream(stream) for stream in run.streams],
         "tensors": [
@@ -167,7 +167,9 @@ def _few_columns(rows: Sequence[TensorHistory], shares: Sequence[float], encodin
         TensorColumn("norm first", [row.norm_text(0) for row in rows], 5),
         TensorColumn("norm last", [row.norm_text(-1) for row in rows], 4),
         *([TensorColumn("not finite", [f"{row.nonfinite.sum():,}" for row in rows], 1)] if broken else []),
-        TensorColumn("norm over steps", [spark(row.shown_norms, encoding) for row in rows], 2, right=False),
+        TensorColumn(
+            "norm over steps", [sparkline(row.shown_norms, encoding=encoding) for row in rows], 2, right=False
+        ),
     ]
 
 
@@ -190,5 +192,7 @@ def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]
         TensorColumn("largest", [number(row.absmax) for row in rows], 9),
         TensorColumn("zeros", [f"{row.zeros:.1%}" for row in rows], 8),
         TensorColumn("not finite", [f"{row.nonfinite.sum():,}" for row in rows], 2),
-        TensorColumn("norm over steps", [spark(row.shown_norms, encoding) for row in rows], 3, right=False),
+        TensorColumn(
+            "norm over steps", [sparkline(row.shown_norms, encoding=encoding) for row in rows], 3, right=False
+        ),
     ]

@@ -25,12 +25,12 @@ from markupsafe import Markup
 import gtrace
 from gtrace.planning import Plan
 from gtrace.report import figures
-from gtrace.report.analysis.history import RunHistory, TensorHistory, energy_shares, run_lines, spark
+from gtrace.report.analysis.history import RunHistory, TensorHistory, energy_shares, run_lines
 from gtrace.report.analysis.safety import captured
 from gtrace.report.analysis.savings import ASSUMED, Savings, network_model
 from gtrace.report.analysis.tensors import layer_insight
 from gtrace.report.inputs import Report, make_report
-from gtrace.report.names import count, duration, literal
+from gtrace.report.names import count, duration, literal, sparkline
 from gtrace.report.section import FEW_ROWS, PLACES, FigureSpec, HeatMap, LayerTables, Table, Verdict, column, words
 from gtrace.report.sections import sections
 from gtrace.report.sections.sweep_tables import choice_table
@@ -210,12 +210,12 @@ def _block(block: Block, prefix: str) -> Markup:
 def figure(spec: FigureSpec, identifier: str) -> Markup:
     """A figure that the page draws; what it cannot draw is a drawing by matplotlib."""
     html: Markup
-    if spec.chart is None:
+    chart = spec.chart
+    if chart is None:
         drawing = figures.style.inline_svg(spec.draw(), identifier, f"{spec.title}. {spec.caption}")
         # The drawing is an element of its own, made of escaped text.
         html = pieces.figure(spec.title, spec.caption, Markup(drawing))  # noqa: S704
     else:
-        chart = spec.chart()
         kind, caption = ("heat", "") if isinstance(chart, HeatMap) else ("chart", chart.caption)
         html = pieces.drawn(spec.title, caption or spec.caption, kind, _json(asdict(chart)))
     return html
@@ -333,7 +333,7 @@ def _trace(trace: Trace) -> dict[str, Any]:
         column("energy", lambda row: f"{row[1]:.1%}", "share of the squared norms of all gradients"),
         column("norm first", lambda row: row[0].norm_text(0)),
         column("norm last", lambda row: row[0].norm_text(-1)),
-        words("norm over steps", lambda row: spark(row[0].shown_norms)),
+        words("norm over steps", lambda row: sparkline(row[0].shown_norms)),
     ]
     left = ordered[FEW_ROWS:]
     last = [f"{count(len(left), 'more tensor')}, {sum(share for _, share in left):.1%} of the energy"] if left else []

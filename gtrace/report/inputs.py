@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gtrace.errors import TraceError, UsageError
 from gtrace.planning.plan import is_plan, load_plan
 from gtrace.planning.toml import SUFFIXES as PLAN_SUFFIXES
-from gtrace.report.analysis.runs import RunLogAnalysis, RunPool, analyze_runs, pool_runs
+from gtrace.report.analysis.runs import RunLogAnalysis, analyze_runs, pool_runs
 from gtrace.report.analysis.savings import Savings, savings_of_runs, savings_of_sweep
 from gtrace.report.analysis.side_by_side import SideBySide, compare_sweeps
 from gtrace.report.analysis.sweep import SweepAnalysis, analyze
@@ -46,7 +46,7 @@ class Report:
         traces: sections on traces that nothing was measured on.
         plans: sections on plans.
         side_by_side: every further sweep against the first.
-        pools: run logs of the same task put together.
+        pools: names of run logs of the same task, and these put together.
         pairs: configurations that the reader named, compared within each sweep, in the order of ``sweeps``.
         groups: of tensors that the reader named, of each sweep likewise.
         savings: what the codecs of the sweeps and run logs save between the ranks that the reader named.
@@ -58,7 +58,7 @@ class Report:
     traces: tuple[TraceSummary, ...] = ()
     plans: tuple[Plan, ...] = ()
     side_by_side: tuple[SideBySide, ...] = ()
-    pools: tuple[RunPool, ...] = ()
+    pools: tuple[tuple[tuple[str, ...], RunLogAnalysis], ...] = ()
     pairs: tuple[tuple[PairedComparison, ...], ...] = ()
     groups: tuple[tuple[TensorGroup, ...], ...] = ()
     savings: tuple[Savings, ...] = ()

@@ -195,7 +195,7 @@ def signed_percent(change: float) -> str:
 _BLOCKS, _PLAIN_BLOCKS = "▁▂▃▄▅▆▇█×", "_.-:=+*#!"
 
 
-def sparkline(values: Sequence[float], width: int = 12, encoding: str = "utf-8") -> str:
+def sparkline(values: Sequence[float], width: int = 16, encoding: str = "utf-8") -> str:
     """Values over time as up to ``width`` blocks from their smallest to their largest; NaN is a gap.
 
     A block of which more than half is infinite becomes ``×``, or ``!`` without Unicode.

@@ -20,7 +20,7 @@ from gtrace.types import Key
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from gtrace.kernels import Floats
 
 #: measure -> what it is called
 MEASURES = {
@@ -55,7 +55,7 @@ class Prediction:
     """
 
     measure: str
-    values: NDArray[np.float64]
+    values: Floats
     correlation: Interval
     best: float = math.nan
 
@@ -74,18 +74,15 @@ class Predictions:
     """All measures of one training study.
 
     Attributes:
-        name: of its run log.
-        task: what was trained.
         codecs: specs, without the uncompressed run's.
         excess: float64[codecs], final test loss above the uncompressed run's, mean of seeds; infinite if one diverged.
-        seeds: how many there are.
         found: one for each measure.
     """
 
     name: str
     task: str
     codecs: tuple[str, ...]
-    excess: NDArray[np.float64]
+    excess: Floats
     seeds: int
     found: tuple[Prediction, ...]
 
@@ -171,7 +168,7 @@ def _measured(records: Sequence[Mapping[str, Any]], name: str, first: float) -> 
     }
 
 
-def _judge(found: Mapping[str, NDArray[np.float64]], excess: NDArray[np.float64]) -> list[Prediction]:
+def _judge(found: Mapping[str, Floats], excess: Floats) -> list[Prediction]:
     """Correlations of float64[codecs, seeds], with the same resamples for all measures."""
     means, losses = {measure: _over_seeds(values) for measure, values in found.items()}, _over_seeds(excess)
     there = {measure: np.isfinite(values) & ~np.isnan(losses) for measure, values in means.items()}
@@ -194,7 +191,7 @@ def _judge(found: Mapping[str, NDArray[np.float64]], excess: NDArray[np.float64]
     return out
 
 
-def _obstacle(values: NDArray[np.float64], losses: NDArray[np.float64]) -> str:
+def _obstacle(values: Floats, losses: Floats) -> str:
     """Why the order of codecs by a measure says nothing; empty if it does."""
     if values.size < FEWEST_CODECS:
         return f"needs at least {FEWEST_CODECS} codecs with a final loss; it was measured for {values.size}"
@@ -203,7 +200,7 @@ def _obstacle(values: NDArray[np.float64], losses: NDArray[np.float64]) -> str:
     return "it is the same for all codecs" if np.all(values == values[0]) else ""
 
 
-def _resampled(values: NDArray[np.float64], excess: NDArray[np.float64]) -> NDArray[np.float64]:
+def _resampled(values: Floats, excess: Floats) -> Floats:
     """float64[resamples], correlations over codecs drawn with replacement, and seeds within each."""
     # The same key for all measures: they differ by what they measure, not by the codecs drawn.
     rng = np.random.default_rng(Key.derive(0, tensor="compare", role="sample"))
@@ -214,14 +211,14 @@ def _resampled(values: NDArray[np.float64], excess: NDArray[np.float64]) -> NDAr
     return _spearman(*drawn)
 
 
-def _over_seeds(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _over_seeds(values: Floats) -> Floats:
     """Mean over the last axis of what is there, NaN where nothing is."""
     there = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(there, values, 0.0).sum(axis=-1) / there.sum(axis=-1))
 
 
-def _spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+def _spearman(x: Floats, y: Floats) -> Floats:
     """Rank correlation of each row, ties with their mean rank; NaN where all are tied."""
     a, b = (stats.rankdata(values, axis=1) for values in (x, y))
     a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)

@@ -33,7 +33,6 @@ class Cell:
     """One cell.
 
     Attributes:
-        text: what it says.
         detail: a smaller second line.
         mark: ``best`` of its column, ``quiet`` beside the others, or ``missing``.
         hint: the reason for what is here, for a tooltip.
@@ -68,10 +67,6 @@ class Table:
     """A table of cells.
 
     Attributes:
-        title: above it.
-        columns: from left to right.
-        rows: a cell for each column.
-        notes: lines below it.
         empty: what is said if there are no rows.
         folded: a page shows it when it is asked for.
         headline: a page sets it off from the others.
@@ -130,7 +125,6 @@ class Curve:
     """One curve.
 
     Attributes:
-        label: its name in the legend.
         x: positions; numbers, or names of categories, for bars.
         y: values, as many; NaN without one.
         low: lower ends of intervals around them; empty for none.
@@ -155,12 +149,6 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        curves: in the order of the legend.
-        title: above it.
-        x_label: of the horizontal axis.
-        y_label: of the vertical one.
-        log_x: logarithmic.
-        log_y: logarithmic.
         bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point if logarithmic.
         lines: horizontal lines, name to value, such as what full precision reaches.
         marks: vertical lines, name to position, such as where the learning rate falls.
@@ -188,7 +176,7 @@ class Chart:
     """A figure of panels in rows of some length; the caption says in one or two sentences what to see."""
 
     panels: tuple[Panel, ...]
-    caption: str
+    caption: str = ""
     columns: int = 2
 
 
@@ -207,21 +195,20 @@ class FigureSpec:
 
     Attributes:
         name: of its file, without suffix.
-        title: heading.
         caption: how to read it, one or two sentences.
         draw: makes the figure; matplotlib is loaded by the first call.
+        chart: what a page draws itself; None shows what ``draw`` makes.
         folded: a page shows it when it is asked for.
         place: where it is shown; None for the section's.
-        chart: what a page draws itself; None shows what ``draw`` makes.
     """
 
     name: str
     title: str
     caption: str
     draw: Callable[[], Figure]
+    chart: Chart | HeatMap | None = None
     folded: bool = False
     place: Place | None = None
-    chart: Callable[[], Chart | HeatMap] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +216,6 @@ class LayerTables:
     """Many small tables on a page, each folded; text leaves them out.
 
     Attributes:
-        title: above all of them.
         tables: each with the quieter end of its title.
         note: below them, empty for none.
         place: where they are shown; None for the section's.
@@ -321,7 +307,6 @@ class Section:
 
     Attributes:
         kind: what it is about, empty for a part of another section.
-        name: of the input.
         sentences: the verdict, the answer first.
         blocks: tables and figures in the order in which they are shown.
         place: where it is shown, with the blocks that name no other place.

@@ -19,8 +19,9 @@ from gtrace.report.names import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
+    from gtrace.kernels import Flags, Floats
     from gtrace.types import Key
 
 #: Confidence of every interval.
@@ -81,7 +82,7 @@ class Interval:
 UNKNOWN = Interval(math.nan, why="no number to judge")
 
 
-def step_weights(steps: ArrayLike) -> NDArray[np.float64]:
+def step_weights(steps: ArrayLike) -> Floats:
     """(S,) part of training that each step represents; they add up to 1.
 
     Consecutive steps are a burst. A burst stands for the training up to the middle of the gaps around it, and its
@@ -109,7 +110,7 @@ def step_weights(steps: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 
-def thirds(steps: ArrayLike) -> tuple[tuple[str, NDArray[np.bool_]], ...]:
+def thirds(steps: ArrayLike) -> tuple[tuple[str, Flags], ...]:
     """Names and masks (S,) of the early, middle and late third of training, by step number; none of fewer than 3 steps.
 
     Thirds without a captured step are left out.
@@ -122,7 +123,7 @@ def thirds(steps: ArrayLike) -> tuple[tuple[str, NDArray[np.bool_]], ...]:
     return tuple((name, mask) for name, mask in masks if mask.any())
 
 
-def holm(p_values: ArrayLike) -> NDArray[np.float64]:
+def holm(p_values: ArrayLike) -> Floats:
     """(m,) p-values adjusted for m comparisons at once (Holm 1979); NaN stays and does not count.
 
     >>> holm([0.01, 0.04, 0.03]).round(3).tolist()
@@ -137,7 +138,7 @@ def holm(p_values: ArrayLike) -> NDArray[np.float64]:
     return out
 
 
-def block_length(contributions: NDArray[np.float64]) -> int:
+def block_length(contributions: Floats) -> int:
     """Steps of a block, for contributions (S,) to a statistic in the order of training.
 
     The length that suits an autoregression of order one with the lag-1 autocorrelation of the data (Andrews 1991,
@@ -161,7 +162,7 @@ def block_length(contributions: NDArray[np.float64]) -> int:
     return min(max(math.ceil(1.1447 * math.pow(alpha * n, 1 / 3)), least), n)
 
 
-def block_counts(n: int, block: int, key: Key, resamples: int = RESAMPLES) -> NDArray[np.float64]:
+def block_counts(n: int, block: int, key: Key, resamples: int = RESAMPLES) -> Floats:
     """(resamples, n) how often each of n steps is drawn when blocks of consecutive steps are drawn until n are full.
 
     Blocks that reach over the end go on at the beginning, so every step is as likely as every other. The last block
@@ -271,7 +272,7 @@ def student(estimate: float, error: float, freedom: float, *, steps: int, blocks
     return Interval(estimate, estimate - reach, estimate + reach, p, steps, blocks)
 
 
-def t_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
+def t_interval(values: Sequence[float] | Floats) -> Interval:
     """Mean of independent values, such as one per seed, with its t-interval; of fewer than 5 the mean alone."""
     known = np.asarray(values, dtype=np.float64)
     known = known[np.isfinite(known)]

@@ -51,7 +51,6 @@ class Candidate:
 
     Attributes:
         name: in words, e.g. ``qsgdinf at 4 bits``.
-        codec: its spec.
         method: its codec's name with everything around it.
         bits: measured bits per value.
         error: share of the gradient's energy that is lost for the user's workers; NaN if not measured.

@@ -119,40 +119,33 @@ class Advice:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class AdviseSettings:
-    """What :func:`advise` does."""
-
-    #: for which steps are predicted, with its step time if that is not to be measured
-    cluster: Cluster | None
-    #: slowest and fastest link, bits per second, between which recommendations are compared
-    speeds: tuple[float, float] | None
-    #: for all results; None for ``NAME.advice``
-    folder: Path | None
-    #: of training that are recorded at most
-    seconds: float
-    force: bool
-    #: steps over which the cost of noise is predicted; None for the rest of the training
-    horizon: int | None
-    #: samples of a step over all workers; NaN takes what the trace says
-    batch: float
-
-
 def advise(
-    target: str | os.PathLike[str],
-    args: Sequence[str],
+    argv: Sequence[str],
     *,
     is_module: bool,
-    settings: AdviseSettings,
+    asked: Asked,
+    speeds: tuple[float, float] | None,
+    folder: Path | None,
+    seconds: float,
+    force: bool,
     say: Callable[[str], None],
 ) -> Advice:
     """Find out whether a training should compress its gradients, with what, and what that saves and costs.
 
-    The target is a script, the name of a module, or the path of a trace; ``say`` gets one line before each stage.
+    Args:
+        argv: a script, the name of a module, or the path of a trace; and its arguments.
+        is_module: it is the name of a module.
+        asked: for which cluster steps are predicted, with its step time if that is not to be measured; horizon, batch.
+        speeds: slowest and fastest link, bits per second, between which recommendations are compared.
+        folder: for all results; None for ``NAME.advice``.
+        seconds: of training that are recorded at most.
+        force: use a folder that holds something else, too.
+        say: gets one line before each stage.
     """
+    target, *args = argv
     path = Path(target)
     is_trace = not is_module and (path.suffix in (".zarr", ".h5", ".hdf5", ".zip") and path.exists())
-    program = Program(str(target), tuple(args), is_module)
+    program = Program(target, tuple(args), is_module)
     if is_trace:
         if args:
             raise UsageError(f"{target}: a trace takes no arguments")
@@ -160,35 +153,34 @@ def advise(
     else:
         program.check()
     name = path.name.removesuffix(".zip").removesuffix(path.suffix) if is_trace else program.stem
-    folder = settings.folder or Path(f"{name}.advice")
-    _prepare(folder, force=settings.force)
-    seconds: dict[str, float] = {}
+    folder = folder or Path(f"{name}.advice")
+    _prepare(folder, force=force)
+    taken: dict[str, float] = {}
 
     @contextlib.contextmanager
     def stage(name: str, text: str) -> Iterator[None]:
         say(text)
         started = time.monotonic()
         yield
-        seconds[name] = time.monotonic() - started
+        taken[name] = time.monotonic() - started
 
     trace, timings = path, ProbeTimings()
     if not is_trace:
         trace = folder / TRACE
-        shown = f"at most {settings.seconds:.0f} s of training, {MOST_STEPS} steps recorded"
+        shown = f"at most {seconds:.0f} s of training, {MOST_STEPS} steps recorded"
         with stage("capture", f"capture: {program.called} ({shown})"):
-            timings = _capture(program, folder, settings, say)
+            timings = _capture(program, folder, seconds, say)
     else:
         _clear(folder, keep=path)
     with open_trace(trace) as opened:
         chosen = quick_steps(opened)
         timings = _recorded(opened) if is_trace else timings
-    cluster = _cluster(settings, timings)
+    cluster = _timed(asked.cluster, timings)
     codecs = expand(METHODS, {"bits": list(BITS)})
     with stage("sweep", f"sweep: {len(codecs)} configurations on {count(len(chosen), 'step')}"):
         result = _sweep(trace, codecs, chosen, folder / SWEEP)
     with stage("report", "verdict"):
-        workers = None if cluster is None else cluster.ranks
-        asked = Asked(cluster=cluster, workers=workers, horizon=settings.horizon, batch=settings.batch)
+        asked = replace(asked, cluster=cluster, workers=None if cluster is None else cluster.ranks)
         report = make_report([result], asked=asked)
     analysis = report.sweeps[0]
     savings = None if cluster is None else savings_of_sweep(analysis, cluster)
@@ -199,23 +191,23 @@ def advise(
         if best is not None:
             plan = _plan(result, analysis, best, name)
             save_plan(plan, folder / PLAN, force=True)
-    speeds: tuple[SpeedRange, ...] = ()
-    if settings.speeds is not None and cluster is not None:
-        speeds = tuple(_speeds(analysis, cluster, *settings.speeds))
+    ranges: tuple[SpeedRange, ...] = ()
+    if speeds is not None and cluster is not None:
+        ranges = tuple(_speeds(analysis, cluster, *speeds))
     started = time.monotonic()
     plans = [] if plan is None else [folder / PLAN]
     write_report(make_report([folder / SWEEP], asked=asked, plans=plans), folder / PAGE, force=True)
-    seconds["report"] += time.monotonic() - started
+    taken["report"] += time.monotonic() - started
     advice = Advice(
-        target=str(target),
+        target=target,
         verdict=verdict,
         options=tuple(_options(analysis, cluster, savings, best, plan)),
         plan=plan,
-        speeds=speeds,
+        speeds=ranges,
         cluster=cluster,
         step=timings.step,
         backward=timings.backward,
-        seconds=seconds,
+        seconds=taken,
         trace=trace,
         sweep=folder / SWEEP,
         plan_file=None if plan is None else folder / PLAN,
@@ -247,12 +239,12 @@ def _clear(folder: Path, *, keep: Path | None = None) -> None:
             remove(folder / name)
 
 
-def _capture(program: Program, folder: Path, settings: AdviseSettings, say: Callable[[str], None]) -> ProbeTimings:
+def _capture(program: Program, folder: Path, seconds: float, say: Callable[[str], None]) -> ProbeTimings:
     """Run the program until the probe has enough; its output is shown only if it fails."""
     trace, timings = folder / f"new.{TRACE}", folder / "timings.json"
     remove(trace)
     remove(timings)
-    probe = ProbeOptions(str(trace.resolve()), str(timings.resolve()), STEPS, MOST_STEPS, settings.seconds, BUDGET)
+    probe = ProbeOptions(str(trace.resolve()), str(timings.resolve()), STEPS, MOST_STEPS, seconds, BUDGET)
     about = {"target": program.target, "args": program.args, "is_module": program.is_module}
     message = json.dumps({**about, "probe": asdict(probe)})
     output = folder / "output.txt"
@@ -265,7 +257,7 @@ def _capture(program: Program, folder: Path, settings: AdviseSettings, say: Call
             start_new_session=True,
         )
         try:
-            code = _wait(child, timings, settings.seconds)
+            code = _wait(child, timings, seconds)
         except BaseException:
             _end(child)
             raise
@@ -320,13 +312,13 @@ def _recorded(trace: Trace) -> ProbeTimings:
     return ProbeTimings(middle if 0 < middle < np.inf else None)
 
 
-def _cluster(settings: AdviseSettings, timings: ProbeTimings) -> Cluster | None:
-    if settings.cluster is None or settings.cluster.step_time is not None:
-        return settings.cluster
+def _timed(cluster: Cluster | None, timings: ProbeTimings) -> Cluster | None:
+    if cluster is None or cluster.step_time is not None:
+        return cluster
     if timings.step is None:
-        raise UsageError(f"--cluster: the time of a step is not known here; add it, e.g. {settings.cluster},180ms.")
+        raise UsageError(f"--cluster: the time of a step is not known here; add it, e.g. {cluster},180ms.")
     backward = None if timings.backward is None else min(timings.backward, timings.step)
-    return replace(settings.cluster, step_time=timings.step, backward_time=backward)
+    return replace(cluster, step_time=timings.step, backward_time=backward)
 
 
 def _sweep(trace: Path, codecs: Sequence[Codec], steps: Sequence[int], output: Path) -> SweepResult:

@@ -21,21 +21,20 @@ import gtrace
 from gtrace.codecs import Codec, codec, codec_class, codec_names, parameter_fields, parse_spec
 from gtrace.codecs.plugins import origin_of, plugin_of
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.report.analysis.equal_bits import at_bits, bd_rate, envelope
-from gtrace.report.analysis.sweep import analyze
+from gtrace.report.analysis.families import at_bits, bd_rate, envelope
+from gtrace.report.analysis.sweep import SweepAnalysis, analyze
 from gtrace.report.names import MISSING, number, signed_percent
 from gtrace.report.section import Cell, Column, Table
 from gtrace.runlog import versions
 from gtrace.sweep import SweepResult, expand, run_sweep
 from gtrace.sweep.cluster import build
 from gtrace.trace import create_trace, open_trace
+from gtrace.trace.check import check_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from gtrace.report.analysis.sweep import SweepAnalysis
+    from gtrace.kernels import Floats
 
 
 @dataclass(frozen=True)
@@ -322,13 +321,9 @@ def standard_traces(protocol: Protocol, folder: Path, say: Callable[[str], None]
 def _whole(path: Path) -> bool:
     """Whether a trace is kept there, every value as it was written."""
     try:
-        with open_trace(path) as trace:
-            for info in trace.tensors:
-                for step in trace.steps(info.name):
-                    trace.read(info.name, int(step))
+        return not check_trace(path).faults
     except TraceError:
         return False
-    return True
 
 
 def _make(protocol: Protocol, model: Model, paths: dict[str, Path]) -> None:
@@ -402,7 +397,7 @@ def make_trace(task: str, path: Path, steps: Sequence[int], *, late: bool, batch
                     errors *= rng.random((batch_size, rows)) < 1 / batch_size
                 active = np.maximum(rng.normal(0.2, 1, (batch_size, columns)), 0)
                 out, inside = gains[name]
-                gradient: NDArray[np.float64] = out * (errors.T @ active) * inside / weight.sum()
+                gradient: Floats = out * (errors.T @ active) * inside / weight.sum()
                 writer.append(step, name, gradient.astype(np.float32))
             writer.commit(step)
 

@@ -14,8 +14,8 @@ from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import sweep as levels
 from gtrace.report.figures.style import render
 from gtrace.report.inputs import make_report
+from gtrace.report.sections.charts import sweep_figures
 from gtrace.report.sections.checks import rotation_sentences
-from gtrace.report.sections.sweep import sweep_figures
 from gtrace.sweep import ResultStore
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers_report import result_of, row
 
-from gtrace.report.analysis.equal_bits import bd_rate, envelope
+from gtrace.report.analysis.families import bd_rate, envelope
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.sections.sweep import sweep_verdict
 

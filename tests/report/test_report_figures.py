@@ -29,7 +29,8 @@ from gtrace.report.figures import sweep as figures
 from gtrace.report.figures.charts import draw_chart
 from gtrace.report.figures.style import _METHODS, DARK, look, render
 from gtrace.report.names import shorten_all
-from gtrace.report.sections import charts
+from gtrace.report.sections.charts import sweep_figures
+from gtrace.report.sections.training import training_curves
 from gtrace.runlog import read_runlog
 
 
@@ -39,7 +40,7 @@ def analyzed(*rows, **given):
 
 def test_long_curves_are_thinned_and_keep_both_ends(tmp_path):
     found = analyze_runs(read_runlog(write_runs(tmp_path / "long.jsonl", steps=1500)))
-    curve = charts.training_curves(found, "steps").panels[0].curves[0]
+    curve = training_curves(found, "steps").panels[0].curves[0]
     assert (len(curve.x), curve.x[0], curve.x[-1]) == (400, found.runs[0].steps[0], found.runs[0].steps[-1])
 
 
@@ -47,15 +48,18 @@ def test_long_curves_are_thinned_and_keep_both_ends(tmp_path):
 def test_every_figure_survives_odd_input(case):
     analysis = analyzed(*ODD_SWEEPS[case]())
     nothing = case in {"no rows", "nothing but NaN", "no error at all", "gradients of zero"}
-    for figure, lacking in (
-        (figures.rate_distortion(analysis), {"no bits"}),
-        (draw_chart(charts.rate_distortion(analysis)), {"no bits"}),
-        (draw_chart(charts.error_over_steps(analysis)), {"no bits"}),
-        (figures.layer_heatmap(analysis), set()),
-    ):
+    for figure, lacking in ((figures.rate_distortion(analysis), {"no bits"}), (figures.layer_heatmap(analysis), set())):
         said = {text.get_text() for text in figure.findobj(Text)}
         assert ("nothing to draw" in said) == (nothing or case in lacking)
-    draw_chart(charts.bits_over_steps(analysis))
+    found = {spec.name: spec for spec in sweep_figures(analysis)}
+    for spec in found.values():
+        spec.draw()
+    assert ("rate-distortion" in found) == (not nothing and case != "no bits")
+    assert ("variance-over-steps" in found) == (not nothing)
+    # Without bits no configuration is the nearest to three.
+    for name in {"rate-distortion", "variance-over-steps"} & set(found):
+        said = {text.get_text() for text in draw_chart(found[name].chart).findobj(Text)}
+        assert ("nothing to draw" in said) == (case == "no bits")
 
 
 def test_names_are_drawn_literally():
@@ -65,7 +69,7 @@ def test_names_are_drawn_literally():
     # Mathematics would be typeset: the dollars would not reach the file.
     rows = rows_of(methods=("qsgd",), bits=[2, 3], layers=("w",))
     analysis = analyzed(*({**r, "method": "$x^2$", "codec": f"{r['bits']}"} for r in rows))
-    over_steps = draw_chart(charts.error_over_steps(analysis))
+    over_steps = next(spec for spec in sweep_figures(analysis) if spec.name == "variance-over-steps").draw()
     for figure in (figures.rate_distortion(analysis), over_steps, figures.layer_heatmap(analysis)):
         svg = render(figure, "svg", text_as_paths=False).decode()
         assert "$x^2$" in "".join(ET.fromstring(svg).itertext())

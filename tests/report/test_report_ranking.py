@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers_report import result_of, row
 
-from gtrace.report.analysis.equal_bits import all_at_bits, at_bits, choose_targets, pareto_front
+from gtrace.report.analysis.families import all_at_bits, at_bits, choose_targets, pareto_front
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.inputs import make_report
 from gtrace.report.sections import sections

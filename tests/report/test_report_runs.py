@@ -10,8 +10,7 @@ from scipy import stats
 from gtrace.errors import TraceError
 from gtrace.report import make_report, to_html, to_markdown
 from gtrace.report.analysis.runs import analyze_runs, common_loss, running_mean, seconds_to_loss
-from gtrace.report.sections import charts
-from gtrace.report.sections.training import difference_text, runs_section, runs_verdict, shadow_table
+from gtrace.report.sections.training import difference_text, runs_section, runs_verdict, shadow_table, training_curves
 from gtrace.report.statistics import Interval
 from gtrace.runlog import read_runlog
 
@@ -232,7 +231,7 @@ def test_weight_gradients_in_curves_tables_words_and_pages(tmp_path):
 def test_run_logs_of_one_task_are_put_together(tmp_path):
     chosen = enumerate([(0, 1, 2), (3, 4, 2)])
     report = make_report(runs=[write_runs(tmp_path / f"{k}.jsonl", steps=40, seeds=seeds) for k, seeds in chosen])
-    (pool,) = report.pools
+    ((_, pool),) = report.pools
     none, codec = pool.groups
     assert (none.spec, none.seeds, codec.seeds) == ("none", (0, 1, 2, 3, 4), (0, 1, 2, 3, 4))
     assert (codec.metric, codec.mean) == ("test accuracy", pytest.approx(np.mean(codec.values)))
@@ -278,7 +277,7 @@ def test_several_codecs_and_seeds_have_one_sentence_first_and_one_curve_name_eac
     section = runs_section(log)
     # The answer is over seeds, not the first runs of the log.
     assert section.brief.title == section.tables[0].title == "Over seeds"
-    for panel in charts.training_curves(log, "steps").panels:
+    for panel in training_curves(log, "steps").panels:
         assert len(panel.curves) == 15
         assert {curve.label for curve in panel.curves} == {"uncompressed", "qsgd b2", "alq b3"}
         assert {curve.names[-1] for curve in panel.curves if curve.label == "alq b3"} == {

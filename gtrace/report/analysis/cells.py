@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.kernels import Flags, Floats, Ints
+
 
 #: Columns of a sweep of which the closed form is preferred, and those of which it is the mean over draws.
 EXPECTED = ("relative_bias", "window", "window_error", "window_energy", "noise_ratio")
@@ -35,7 +37,7 @@ DRAWN = ("bits_shared", "mean_abs")
 _SOURCES: tuple[Source, ...] = ("none", "expected", "measured", "mixed")
 
 
-def common_cells(table: CellTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def common_cells(table: CellTable) -> tuple[Flags, Flags]:
     """(cells,) the cells that are compared, and (configurations,) which configurations are left out.
 
     Sums over different cells are not comparable. Starting with the best covered configuration, each further
@@ -58,7 +60,7 @@ def common_cells(table: CellTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]
     return common, partial
 
 
-def divide(top: NDArray[np.float64], bottom: NDArray[np.float64], where: NDArray[np.bool_]) -> NDArray[np.float64]:
+def divide(top: Floats, bottom: Floats, where: Flags) -> Floats:
     """``top / bottom`` where it is wanted, NaN elsewhere; any shape."""
     out = np.full(top.shape, np.nan)
     np.divide(top, bottom, out=out, where=where)
@@ -74,13 +76,13 @@ class Sums:
         weights: (S,) part of training that each step represents.
     """
 
-    def __init__(self, table: CellTable, used: NDArray[np.bool_], weights: NDArray[np.float64]) -> None:
+    def __init__(self, table: CellTable, used: Flags, weights: Floats) -> None:
         self.table = table
         self.used = used
         self.weights = weights
         self._weights = weights[table.step]
 
-    def ratio(self, values: NDArray[np.float64], weights: NDArray[np.float64], *, strict: bool) -> NDArray[np.float64]:
+    def ratio(self, values: Floats, weights: Floats, *, strict: bool) -> Floats:
         """(C,) ``sum values weights / sum weights``, both (C, K); the weights of steps come on top.
 
         A missing value in a cell in use makes the sum NaN if ``strict``; otherwise the cell is left out.
@@ -93,14 +95,14 @@ class Sums:
         incomplete = (self.used & ~known).any(axis=1) if strict else np.zeros(len(top), dtype=np.bool_)
         return divide(top, bottom, (bottom > 0) & ~incomplete)
 
-    def relative(self, error: NDArray[np.float64], energy: NDArray[np.float64]) -> NDArray[np.float64]:
+    def relative(self, error: Floats, energy: Floats) -> Floats:
         """(C,) sum of errors (C, K) over sum of energies, where the cells in use have both."""
         used = self.used & np.isfinite(error) & np.isfinite(energy)
         top = np.where(used, error * self._weights, 0).sum(axis=1)
         bottom = np.where(used, energy * self._weights, 0).sum(axis=1)
         return divide(top, bottom, bottom > 0)
 
-    def totals(self, values: NDArray[np.float64], group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
+    def totals(self, values: Floats, group: Ints, groups: int) -> Floats:
         """(C, groups) weighted sums of ``values`` (C, K) over the cells in use; a negative group is left out."""
         out = np.zeros((len(self.used), groups))
         for c, used in enumerate(self.used):
@@ -108,24 +110,21 @@ class Sums:
             out[c] = np.bincount(group[mask], weights=(values[c] * self._weights)[mask], minlength=groups)
         return out
 
-    def relative_variance_by(self, group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
-        """(C, groups) relative variance of each group's cells; a negative group is left out."""
-        bottom = self.totals(self.table.energy, group, groups)
-        return divide(self.totals(self.table.squared_error, group, groups), bottom, bottom > 0)
+    def by(self, group: Ints, groups: int, what: Literal["error", "bits"]) -> Floats:
+        """(C, groups) relative variance or bits per coordinate of each group's cells; a negative group is left out."""
+        table = self.table
+        top, bottom = (table.squared_error, table.energy) if what == "error" else (table.bits * table.n, table.n)
+        below = self.totals(bottom, group, groups)
+        return divide(self.totals(top, group, groups), below, below > 0)
 
-    def bits_by(self, group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
-        """(C, groups) bits per coordinate of each group's cells, NaN where a cell's bits are not known."""
-        bottom = self.totals(self.table.n, group, groups)
-        return divide(self.totals(self.table.bits * self.table.n, group, groups), bottom, bottom > 0)
-
-    def by_cell(self, values: NDArray[np.float64], tensors: int, steps: int) -> NDArray[np.float64]:
+    def by_cell(self, values: Floats, tensors: int, steps: int) -> Floats:
         """(C, tensors, steps) ``values`` (C, K) of the cells in use as they are, NaN for holes."""
         c, k = np.nonzero(self.used & (self.table.tensor >= 0))
         out = np.full((len(values), tensors, steps), np.nan)
         out[c, self.table.tensor[k], self.table.step[k]] = values[c, k]
         return out
 
-    def step_ratio(self) -> NDArray[np.float64]:
+    def step_ratio(self) -> Floats:
         """(C,) mean over steps of float32 bits over measured bits, NaN where a cell's bits are not known."""
         table = self.table
         out = np.full(len(table.specs), np.nan)
@@ -137,14 +136,14 @@ class Sums:
                 out[c] = float(np.average(total[c, there] / sent[c, there], weights=self.weights[there]))
         return out
 
-    def source(self, closed: NDArray[np.bool_], drawn: NDArray[np.bool_]) -> list[Source]:
+    def source(self, closed: Flags, drawn: Flags) -> list[Source]:
         """Where numbers came from: masks (C, K) of closed forms and of draws."""
         has_closed = np.logical_or.reduce(self.used & closed, axis=1)
         has_drawn = np.logical_or.reduce(self.used & drawn, axis=1)
         return [_SOURCES[k] for k in (has_closed + 2 * has_drawn).tolist()]
 
 
-def sums_of(table: CellTable) -> tuple[Sums, NDArray[np.bool_], NDArray[np.bool_]]:
+def sums_of(table: CellTable) -> tuple[Sums, Flags, Flags]:
     """Sums over what is compared, and the masks of :func:`common_cells`; a step that no codec measured weighs 0."""
     common, partial = common_cells(table)
     used = np.where(partial[:, None], table.measured, table.used(common))
@@ -160,7 +159,6 @@ class CellTable:
 
     Attributes:
         specs: canonical spec of each configuration.
-        methods: codec name of each.
         parameters: parameters of each, None if they cannot be read.
         nominal_bits: of each, NaN where the codec has none.
         whole_model: (C,) the codec ran over the whole model's gradient, while others ran over tensors.
@@ -170,7 +168,6 @@ class CellTable:
         steps: ascending.
         tensor: (K,) index into ``tensors``; -1 for a cell that holds the whole model.
         step: (K,) index into ``steps``.
-        n: elements.
         energy: squared norm of the gradient.
         squared_error: expected if there is a closed form, else the mean over draws.
         error_drawn: the error is that of draws.
@@ -188,26 +185,26 @@ class CellTable:
     methods: tuple[str, ...]
     parameters: tuple[dict[str, Any] | None, ...]
     nominal_bits: tuple[float, ...]
-    whole_model: NDArray[np.bool_]
-    memory: NDArray[np.bool_]
+    whole_model: Flags
+    memory: Flags
     tensors: tuple[str, ...]
-    elements: NDArray[np.int64]
-    steps: NDArray[np.int64]
-    tensor: NDArray[np.int64]
-    step: NDArray[np.int64]
-    n: NDArray[np.float64]
-    energy: NDArray[np.float64]
-    squared_error: NDArray[np.float64]
-    error_drawn: NDArray[np.bool_]
-    bits: NDArray[np.float64]
-    bits_drawn: NDArray[np.bool_]
-    columns: Mapping[str, NDArray[np.float64]]
-    noise: NDArray[np.float64]
-    signal: NDArray[np.float64]
+    elements: Ints
+    steps: Ints
+    tensor: Ints
+    step: Ints
+    n: Floats
+    energy: Floats
+    squared_error: Floats
+    error_drawn: Flags
+    bits: Floats
+    bits_drawn: Flags
+    columns: Mapping[str, Floats]
+    noise: Floats
+    signal: Floats
     fitted_on: tuple[str, ...]
 
     @property
-    def measured(self) -> NDArray[np.bool_]:
+    def measured(self) -> Flags:
         """(C, K) if there is an error and an energy to relate it to."""
         return np.isfinite(self.squared_error) & np.isfinite(self.energy) & (self.n > 0)
 
@@ -222,7 +219,7 @@ class CellTable:
         computed = np.isfinite(column) & ~(own[:, None] & np.isfinite(self.bits))
         return replace(self, bits=np.where(computed, column, self.bits), bits_drawn=self.bits_drawn & ~computed)
 
-    def covers(self) -> NDArray[np.bool_]:
+    def covers(self) -> Flags:
         """(C, K) which tensors at which steps a configuration says something about.
 
         A whole-model configuration covers every tensor of its steps; its own cells are nobody's.
@@ -232,7 +229,7 @@ class CellTable:
             covers[c] = np.isin(self.step, self.step[covers[c]]) & (self.tensor >= 0)
         return covers
 
-    def used(self, common: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def used(self, common: Flags) -> Flags:
         """(C, K) the cells that each configuration is summed over when ``common`` (K,) are compared."""
         used = self.measured & common
         for c in np.flatnonzero(self.whole_model):
@@ -259,7 +256,7 @@ def read_cells(result: SweepResult) -> CellTable:
     pair, is_expectation = config * len(keys) + cell, np.asarray(result["draw"]) == EXPECTATION
     rows = [(rows, pair[rows]) for rows in map(np.flatnonzero, (is_expectation, ~is_expectation))]
 
-    def fill(column: NDArray[Any], *, drawn: bool = False) -> NDArray[np.float64]:
+    def fill(column: NDArray[Any], *, drawn: bool = False) -> Floats:
         """(C, K) expectations, or means of draws."""
         which, at = rows[drawn]
         values = np.asarray(column, dtype=np.float64)[which]
@@ -270,12 +267,12 @@ def read_cells(result: SweepResult) -> CellTable:
         np.divide(np.bincount(at, weights=values[known], minlength=len(mean)), number, out=mean, where=number > 0)
         return mean.reshape(len(specs), len(keys))
 
-    def column(name: str, *, expected: bool = True) -> NDArray[np.float64]:
+    def column(name: str, *, expected: bool = True) -> Floats:
         """The closed form if there is one, else the mean over draws; or the other way round."""
         parts = fill(result[name]), fill(result[name], drawn=True)
         return _prefer(*(parts if expected else parts[::-1]))
 
-    def summed(name: str, measure: Measure) -> NDArray[np.float64]:
+    def summed(name: str, measure: Measure) -> Floats:
         if measure.of == "energy":
             return np.where(energy == 0, 0.0, fill(result[name]))
         return column(name, expected=measure.expected)
@@ -319,13 +316,11 @@ def read_cells(result: SweepResult) -> CellTable:
 NOTHING_FITTED = "-"
 
 
-def _prefer(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+def _prefer(first: Floats, second: Floats) -> Floats:
     return np.where(np.isfinite(first), first, second)
 
 
-def _of_cells(
-    result: SweepResult, tensors: list[str], steps: NDArray[np.int64], keys: NDArray[np.int64], name: str
-) -> NDArray[np.float64]:
+def _of_cells(result: SweepResult, tensors: list[str], steps: Ints, keys: Ints, name: str) -> Floats:
     """(K,) a number of the gradient noise of each cell, NaN without one."""
     out = np.full(len(keys), np.nan)
     place = {key: k for k, key in enumerate(keys.tolist())}
@@ -340,7 +335,7 @@ def _of_cells(
     return out
 
 
-def _codes(column: NDArray[Any]) -> tuple[list[str], NDArray[np.int64]]:
+def _codes(column: NDArray[Any]) -> tuple[list[str], Ints]:
     """Distinct strings in order of appearance and each row's index into them.
 
     Hashing takes a tenth of the time of np.unique, which sorts and compares objects.
@@ -351,7 +346,7 @@ def _codes(column: NDArray[Any]) -> tuple[list[str], NDArray[np.int64]]:
     return [str(value) for value in index], codes
 
 
-def _fitted_on(config: NDArray[np.int64], column: NDArray[Any], configurations: int) -> tuple[str, ...]:
+def _fitted_on(config: Ints, column: NDArray[Any], configurations: int) -> tuple[str, ...]:
     names, code = _codes(column)
     counts = np.bincount(config * len(names) + code, minlength=configurations * len(names))
     out, nothing = [], ("", "None", NOTHING_FITTED)
@@ -397,16 +392,16 @@ class ErrorSplit:
         energy: that both are related to.
     """
 
-    error: NDArray[np.float64]
-    bias: NDArray[np.float64]
-    energy: NDArray[np.float64]
+    error: Floats
+    bias: Floats
+    energy: Floats
 
     @property
-    def variance(self) -> NDArray[np.float64]:
+    def variance(self) -> Floats:
         """(C, K) the part that more workers shrink."""
         return self.error - self.bias
 
-    def at(self, workers: int) -> NDArray[np.float64]:
+    def at(self, workers: int) -> Floats:
         """(C, K) the error of an average over each number of workers."""
         return self.bias + self.variance / workers
 
@@ -468,7 +463,7 @@ class Basis:
 
 
 def ranked_by(
-    table: CellTable, steps: ErrorSplit, windows: ErrorSplit, partial: NDArray[np.bool_], workers: int, coder: Coder
+    table: CellTable, steps: ErrorSplit, windows: ErrorSplit, partial: Flags, workers: int, coder: Coder
 ) -> tuple[CellTable, ErrorSplit, Basis]:
     """The table with the errors and energies that methods are compared by, these in two parts, and what they are."""
     remembers = table.memory & ~partial & np.isfinite(windows.error).any(axis=1)

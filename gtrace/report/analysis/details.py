@@ -19,16 +19,14 @@ import numpy as np
 
 from gtrace.codecs import codec, expected_on_any
 from gtrace.metrics import ratio
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS, Rates, all_at_bits
-from gtrace.report.analysis.families import LEVEL, Configuration, Family, curves_of
+from gtrace.report.analysis.families import LEVEL, PREFERRED_BITS, Configuration, Family, Rates, all_at_bits, curves_of
 from gtrace.report.names import natural_order
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from gtrace.kernels import Floats
     from gtrace.report.analysis.cells import Coder
     from gtrace.report.analysis.evidence import StepTable
     from gtrace.sweep import SweepResult
@@ -56,9 +54,9 @@ class Density:
     """
 
     law: str
-    edges: NDArray[np.float64]
-    share: NDArray[np.float64]
-    energy: NDArray[np.float64]
+    edges: Floats
+    share: Floats
+    energy: Floats
     zeros: float
     below: float
 
@@ -76,7 +74,7 @@ class LevelSet:
 
     spec: str
     law: str
-    levels: NDArray[np.float64]
+    levels: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +82,8 @@ class Convergence:
     """The objective of coordinate descent: start -> (sweeps + 1,) values, the first before any sweep."""
 
     spec: str
-    objective: dict[str, NDArray[np.float64]]
+    objective: dict[str, Floats]
     best: float
-
-    def excess(self, start: str) -> NDArray[np.float64]:
-        """(sweeps + 1,) objective over the best one, less 1, never below 0."""
-        return np.maximum(self.objective[start] / self.best - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +161,6 @@ class LayerRotation:
     """A tensor with and without a rotation, each with the best codec at equal bits of this tensor.
 
     Attributes:
-        tensor: name.
-        elements: number of values.
         energy: share of the gradient's energy.
         rotated: label of the codec that rotates; empty if none has these bits.
         rotated_error: its share of the tensor's energy lost, NaN likewise.
@@ -284,14 +276,11 @@ class ExchangeError:
     """One codec in one exchange, summed over tensors and steps.
 
     Attributes:
-        codec: its spec.
         exchange: the way, e.g. ``ring``.
-        ranks: their number.
         error: of the average that every rank ends with, relative to the exact average's energy.
         sent: bytes that a rank sends for each value.
         across: the part of them that leaves its node.
         source: where the ranks' gradients come from.
-        tensors: number of tensors.
     """
 
     codec: str

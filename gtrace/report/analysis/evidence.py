@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.report.analysis.cells import divide
-from gtrace.report.analysis.equal_bits import Mix, all_at_bits
-from gtrace.report.analysis.families import LEVEL, Family, curves_of, decisive, ranked
+from gtrace.report.analysis.families import LEVEL, Family, Mix, all_at_bits, curves_of, decisive, ranked
 from gtrace.report.statistics import Interval, bootstrap, holm, thirds
 from gtrace.types import Key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from gtrace.kernels import Flags, Floats, Ints
 
 
 #: Holm's p-value below which two methods are said to differ.
@@ -74,8 +73,6 @@ class Phase:
 
     Attributes:
         name: ``early``, ``middle`` or ``late``.
-        first: first captured step of it.
-        last: last captured step of it.
         steps: captured steps.
         relative_variance: (configurations,) the error that methods are ranked by, NaN where not measured.
         bits: (configurations,) measured bits per coordinate.
@@ -86,9 +83,9 @@ class Phase:
     first: int
     last: int
     steps: int
-    relative_variance: NDArray[np.float64]
-    bits: NDArray[np.float64]
-    at: NDArray[np.float64]
+    relative_variance: Floats
+    bits: Floats
+    at: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +93,6 @@ class LayerChoice:
     """A tensor where another method than the leader makes less error at equal bits of this tensor.
 
     Attributes:
-        tensor: name.
         bits: measured bits per coordinate of this tensor.
         best: label of the method with the least error there.
         leader: label of the method that leads over all tensors.
@@ -136,42 +132,40 @@ class StepTable:
         noun: what each of the S is: a step, or the window of steps that ends there.
     """
 
-    steps: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    whole_error: NDArray[np.float64]
-    whole_energy: NDArray[np.float64]
-    error: NDArray[np.float64]
-    energy: NDArray[np.float64]
-    bits: NDArray[np.float64]
-    layer_variance: NDArray[np.float64]
-    layer_bits: NDArray[np.float64]
+    steps: Ints
+    weights: Floats
+    whole_error: Floats
+    whole_energy: Floats
+    error: Floats
+    energy: Floats
+    bits: Floats
+    layer_variance: Floats
+    layer_bits: Floats
     noun: str = "step"
 
-    def relative(self) -> NDArray[np.float64]:
+    def relative(self) -> Floats:
         """(C, S) relative variance of each step, over all elements."""
         return divide(self.whole_error, self.whole_energy, self.whole_energy > 0)
 
-    def alone(self, parts: Mix) -> NDArray[np.float64]:
+    def alone(self, parts: Mix) -> Floats:
         """(S,) the log of each step's own ratio, over all elements."""
         with np.errstate(divide="ignore", invalid="ignore"):
             apart = np.sum([part * np.log(self.relative()[c]) for c, part in parts], axis=0)
         return np.where(np.isfinite(apart), apart, np.nan)
 
-    def by_layers(self, parts: Mix) -> NDArray[np.float64]:
+    def by_layers(self, parts: Mix) -> Floats:
         """(S,) the mean over layers of the logs of their own ratios."""
         layers = [self.log_ratio(parts, place) for place in range(self.error.shape[1])]
         known = [values for values in layers if np.isfinite(values).any()]
         return np.mean(known, axis=0) if known else np.full(len(self.steps), np.nan)
 
-    def ratio(self, parts: Mix, within: NDArray[np.bool_]) -> float:
+    def ratio(self, parts: Mix, within: Flags) -> float:
         """Ratio of two mixes over some of the steps (S,), by elements."""
         logs = self.log_ratio(parts, within=within)
         known = np.isfinite(logs)
         return math.exp(float(np.average(logs[known], weights=self.weights[known]))) if known.any() else math.nan
 
-    def log_ratio(
-        self, parts: Mix, place: int | None = None, within: NDArray[np.bool_] | bool = True
-    ) -> NDArray[np.float64]:
+    def log_ratio(self, parts: Mix, place: int | None = None, within: Flags | bool = True) -> Floats:
         """(S,) the log of a ratio of sums over steps, and what each step adds to it: their mean is the log itself.
 
         ``parts`` are configurations and the powers of their relative variances in the ratio: of all elements or of the
@@ -187,7 +181,7 @@ class StepTable:
         return out
 
 
-def log_of_mean(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def log_of_mean(values: Floats, weights: Floats) -> Floats:
     """(S,) the log of a weighted mean, and to first order what each value adds to it; NaN without a positive mean.
 
     >>> log_of_mean(np.array([1.0, 3.0]), np.array([0.5, 0.5])).round(4).tolist()  # log(2) - 0.5 and + 0.5
@@ -235,7 +229,7 @@ def over(first: Mix, second: Mix) -> Mix:
 
 def compare_layers(
     table: StepTable, families: Sequence[Family], targets: Sequence[float], tensors: Sequence[str]
-) -> tuple[dict[str, NDArray[np.float64]], tuple[str, ...], tuple[LayerChoice, ...]]:
+) -> tuple[dict[str, Floats], tuple[str, ...], tuple[LayerChoice, ...]]:
     """The methods that can be compared at the decisive target, tensor by tensor, at equal bits of the tensor itself.
 
     Returns:

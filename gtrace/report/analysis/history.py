@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,15 +24,12 @@ from gtrace.trace.sketches import sketch_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from gtrace.kernels import Floats, Ints
     from gtrace.trace import TensorInfo, Trace
     from gtrace.trace.format import StreamKey
 
 #: the status of a trace to which a living process adds steps
 WRITING = "still being written"
-#: blocks of a line over steps
-SPARK_WIDTH = 16
 #: streams that are shown unless all are asked for
 _FEW_STREAMS = 3
 #: a loss that ends this many times above its first value has diverged
@@ -44,7 +41,6 @@ class TensorHistory:
     """One tensor and its gradients over time.
 
     Attributes:
-        info: the tensor.
         steps: int64[S], those at which it is present.
         norms: float64[S], of the finite values; of merged steps the root mean square of their norms.
         nonfinite: int64[S], number of other values.
@@ -56,9 +52,9 @@ class TensorHistory:
     """
 
     info: TensorInfo
-    steps: NDArray[np.int64]
-    norms: NDArray[np.float64]
-    nonfinite: NDArray[np.int64]
+    steps: Ints
+    norms: Floats
+    nonfinite: Ints
     absmax: float
     zeros: float
     fewest: int
@@ -115,16 +111,15 @@ class StreamHistory:
     """Steps and losses of one (rank, kind, optimizer).
 
     Attributes:
-        key: which one.
         steps: int64[S].
         losses: float64[S]; NaN if unknown. Where a loss was finite once and never again, the rest is infinite.
         times: float64[S], seconds since 1970; NaN if unknown.
     """
 
     key: StreamKey
-    steps: NDArray[np.int64]
-    losses: NDArray[np.float64]
-    times: NDArray[np.float64]
+    steps: Ints
+    losses: Floats
+    times: Floats
 
     @classmethod
     def of(cls, trace: Trace, key: StreamKey) -> StreamHistory:
@@ -150,35 +145,13 @@ class StreamHistory:
         lost = self.steps[np.isinf(self.losses)]
         return int(lost[0]) if lost.size else None
 
-    def norms(self, tensors: Iterable[TensorHistory]) -> NDArray[np.float64]:
+    def norms(self, tensors: Iterable[TensorHistory]) -> Floats:
         """Norms of the whole gradient, float64[S]; infinite where some values are not finite."""
         energy = np.zeros(self.steps.size)
         for one in tensors:
             if one.info.stream == self.key:
                 energy[np.searchsorted(self.steps, one.steps)] += np.square(one.shown_norms)
         return np.sqrt(energy)
-
-
-class Divergence(NamedTuple):
-    """What is not finite in a run.
-
-    Attributes:
-        loss_step: first step from which on no loss is finite, None without one.
-        last_step: last step with a finite loss.
-        last_loss: that loss.
-        gradient_step: first step with NaN or infinity in a gradient, None without one.
-        bad_tensors: tensors that have some.
-        bad_steps: steps that have some.
-        values: number of such values.
-    """
-
-    loss_step: int | None
-    last_step: int | None
-    last_loss: float | None
-    gradient_step: int | None
-    bad_tensors: int
-    bad_steps: int
-    values: int
 
 
 class RunHistory:
@@ -197,37 +170,37 @@ class RunHistory:
         return steps_in_words(counts, together=self._together)
 
     @cached_property
-    def divergence(self) -> Divergence:
-        """What is not finite; the loss is that of the stream which broke first."""
+    def divergence(self) -> dict[str, Any]:
+        """What is not finite: the loss, of the stream which broke first, and gradients; None where all is."""
         lost = [stream for stream in self.streams if stream.broken is not None]
         stream = min(lost, key=lambda one: one.broken or 0, default=None)
         last_step, last_loss = stream.finite[-1] if stream is not None else (None, None)
         bad = [one for one in self.tensors if one.nonfinite.any()]
         steps = {step for one in bad for step in one.steps[one.nonfinite > 0].tolist()}
-        return Divergence(
-            loss_step=None if stream is None else stream.broken,
-            last_step=last_step,
-            last_loss=last_loss,
-            gradient_step=min(steps, default=None),
-            bad_tensors=len(bad),
-            bad_steps=len(steps),
-            values=sum(int(one.nonfinite.sum()) for one in bad),
-        )
+        return {
+            "loss_step": None if stream is None else stream.broken,
+            "last_step": last_step,
+            "last_loss": last_loss,
+            "gradient_step": min(steps, default=None),
+            "bad_tensors": len(bad),
+            "bad_steps": len(steps),
+            "values": sum(int(one.nonfinite.sum()) for one in bad),
+        }
 
     def troubles(self) -> list[tuple[str, str]]:
         """What is wrong with the run itself, each with a word before it."""
         found, said = self.divergence, []
-        if found.loss_step is not None and found.last_loss is not None:
-            last = f"last finite loss {number(found.last_loss)} at step {found.last_step:,}"
-            said.append(("DIVERGED", f"the loss is not finite from step {found.loss_step:,} on; {last}"))
+        if found["loss_step"] is not None:
+            last = f"last finite loss {number(found['last_loss'])} at step {found['last_step']:,}"
+            said.append(("DIVERGED", f"the loss is not finite from step {found['loss_step']:,} on; {last}"))
         for stream in self.streams if not said else ():
             losses = [loss for _, loss in stream.finite]
             if len(losses) > 1 and losses[-1] > _GREW * abs(losses[0]):
                 said.append(("DIVERGED", f"the loss rises from {number(losses[0])} to {number(losses[-1])}"))
-        if found.gradient_step is not None:
+        if found["gradient_step"] is not None:
             every = len({step for stream in self.streams for step in stream.steps.tolist()})
-            tensors = f"{found.bad_tensors} of {count(len(self.tensors), 'tensor')}"
-            steps = f"{found.bad_steps:,} of {count(every, 'step')}, first at step {found.gradient_step:,}"
+            tensors = f"{found['bad_tensors']} of {count(len(self.tensors), 'tensor')}"
+            steps = f"{found['bad_steps']:,} of {count(every, 'step')}, first at step {found['gradient_step']:,}"
             said.append(("broken", f"NaN or infinity in the gradients of {tensors}, at {steps}"))
         return list(dict.fromkeys(said))
 
@@ -279,11 +252,6 @@ def status_in_words(trace: Trace) -> str:
     if trace.location is not None and being_written(place_of(trace.location)):
         return WRITING
     return "not finished: its process was killed, or runs on another machine"
-
-
-def spark(values: Sequence[float], encoding: str = "utf-8") -> str:
-    """Values over steps as a line of blocks."""
-    return sparkline(values, SPARK_WIDTH, encoding)
 
 
 def _noise(trace: Trace, rows: Sequence[TensorHistory]) -> str:
@@ -375,7 +343,7 @@ def _steps(run: RunHistory, encoding: str, *, full: bool) -> list[tuple[str, str
         found.append(("steps", text))
         if losses := [number(loss) for _, loss in stream.finite]:
             end = ", then not finite" if stream.broken is not None else ""
-            line = spark(stream.losses.tolist(), encoding)
+            line = sparkline(stream.losses.tolist(), encoding=encoding)
             found.append(("loss", f"{' to '.join(dict.fromkeys((losses[0], losses[-1])))}{end}  {line}"))
     # Streams that took the same steps, with the same losses, are said once.
     found = list(dict.fromkeys(found))

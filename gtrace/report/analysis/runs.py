@@ -17,18 +17,7 @@ from gtrace.types import Key
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-
-#: More curves than this cannot be told apart.
-MOST_SHADOWS = 8
-
-
-def worst_shadows(run: LoggedRun) -> list[ShadowCurve]:
-    """The curves with the lowest mean cosine, in the order of the model; those that have none come last."""
-    order = sorted(run.shadow, key=lambda curve: float(np.nan_to_num(known_mean(curve.cosine), nan=2.0)))
-    kept = {curve.tensor for curve in order[:MOST_SHADOWS]}
-    return [curve for curve in run.shadow if curve.tensor in kept]
+    from gtrace.kernels import Floats, Ints
 
 
 #: the running mean of the loss spans this part of the run
@@ -37,7 +26,7 @@ WINDOW = 0.05
 _SHOWN = 7
 
 
-def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+def running_mean(values: Floats, window: int) -> Floats:
     """Mean of the last ``window`` values, of fewer at the start."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     end = np.arange(1, len(values) + 1)
@@ -85,7 +74,6 @@ class ShadowCurve:
     """How far one weight gradient was from the exact one, over the shadow passes of a run.
 
     Attributes:
-        tensor: name of the parameter.
         steps: (P,) training steps of the passes.
         cosine_alone: (P,) of the angle, where only this layer's own output gradients were compressed; NaN for none.
         error_alone: (P,) ||compressed - exact|| / ||exact|| then.
@@ -94,11 +82,11 @@ class ShadowCurve:
     """
 
     tensor: str
-    steps: NDArray[np.int64]
-    cosine_alone: NDArray[np.float64]
-    error_alone: NDArray[np.float64]
-    cosine: NDArray[np.float64]
-    error: NDArray[np.float64]
+    steps: Ints
+    cosine_alone: Floats
+    error_alone: Floats
+    cosine: Floats
+    error: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +118,6 @@ class LoggedRun:
 
     Attributes:
         spec: codec; ``none`` for the uncompressed run.
-        seed: of the run.
         steps: (S,) training steps that were logged.
         loss: (S,) training loss.
         sent: (S,) bits that one worker has sent up to and with this step.
@@ -154,23 +141,23 @@ class LoggedRun:
 
     spec: str
     seed: int
-    steps: NDArray[np.int64]
-    loss: NDArray[np.float64]
-    sent: NDArray[np.float64]
-    bits: NDArray[np.float64]
-    updates: NDArray[np.int64]
-    sim_seconds: NDArray[np.float64]
-    relative_variance: NDArray[np.float64]
-    eval_steps: NDArray[np.int64]
-    accuracy: NDArray[np.float64]
-    eval_loss: NDArray[np.float64]
-    eval_sent: NDArray[np.float64]
-    eval_sim_seconds: NDArray[np.float64]
+    steps: Ints
+    loss: Floats
+    sent: Floats
+    bits: Floats
+    updates: Ints
+    sim_seconds: Floats
+    relative_variance: Floats
+    eval_steps: Ints
+    accuracy: Floats
+    eval_loss: Floats
+    eval_sent: Floats
+    eval_sim_seconds: Floats
     finished: bool
     diverged: bool
     ratio: float
-    codec_bits: NDArray[np.float64]
-    equivalent_batch: NDArray[np.float64]
+    codec_bits: Floats
+    equivalent_batch: Floats
     shadow: tuple[ShadowCurve, ...] = ()
     ranks: RankCosts | None = None
 
@@ -214,13 +201,13 @@ class LoggedRun:
         return known_mean(self.relative_variance)
 
 
-def known_mean(values: NDArray[np.float64]) -> float:
+def known_mean(values: Floats) -> float:
     """Mean of the finite values, NaN if there are none."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
 
 
-def last_known(values: NDArray[np.float64]) -> float:
+def last_known(values: Floats) -> float:
     """The last finite value, NaN without one."""
     known = values[np.isfinite(values)]
     return float(known[-1]) if len(known) else math.nan
@@ -333,7 +320,6 @@ class FinalLoss:
     """How a program's training with a codec ended, against the uncompressed one.
 
     Attributes:
-        spec: codec.
         seeds: how many were run with it.
         steps: of the first run.
         last: those of them that the final loss is the mean of.
@@ -391,52 +377,6 @@ def _went_wrong(run: LoggedRun, baseline: LoggedRun) -> str:
     if baseline.final_loss < start < run.final_loss:
         return f"learned nothing: final loss {run.final_loss:.4g}, above the {start:.4g} that training began with"
     return ""
-
-
-@dataclass(frozen=True, slots=True)
-class RunPool:
-    """Run logs of the same task put together.
-
-    Attributes:
-        task: name of what was trained.
-        workers: number of workers of every run.
-        averaged: whose gradients were averaged, in words.
-        neural: bits are those of the gradients inside the backward passes.
-        logs: names of the run logs.
-        groups: one per codec, the uncompressed one first.
-        notes: what was left out.
-    """
-
-    task: str
-    workers: int
-    averaged: str
-    neural: bool
-    logs: tuple[str, ...]
-    groups: tuple[SeedGroup, ...]
-    notes: tuple[str, ...]
-
-
-def pool_runs(logs: Sequence[RunLogAnalysis]) -> tuple[RunPool, ...]:
-    """Run logs of the same task, number of workers and kind put together; those that are alone are left out."""
-    groups: dict[tuple[str, int, str, bool], list[RunLogAnalysis]] = {}
-    for log in logs:
-        groups.setdefault((log.task, log.workers, log.averaged, log.neural), []).append(log)
-    pools = []
-    for (task, workers, averaged, neural), found in groups.items():
-        if len(found) < 2:
-            continue
-        runs = [run for log in found for run in log.runs]
-        notes = []
-        unfinished = sum(not run.finished for run in runs)
-        if unfinished:
-            notes.append(f"{unfinished} runs that did not finish are left out.")
-        seen = [(run.spec, run.seed) for run in runs if run.finished]
-        twice = sorted({f"{spec} with seed {seed}" for spec, seed in seen if seen.count((spec, seed)) > 1})
-        if twice:
-            notes.append(f"In several logs, counted once: {listed(twice)}.")
-        names = tuple(log.name for log in found)
-        pools.append(RunPool(task, workers, averaged, neural, names, seed_groups(runs), tuple(notes)))
-    return tuple(pools)
 
 
 #: what is an integer, and the largest number of all others
@@ -505,6 +445,32 @@ class RunLogAnalysis:
         if run.spec == BASELINE:
             return None
         return next((r for r in self.runs if r.spec == BASELINE and r.seed == run.seed), None)
+
+
+def pool_runs(logs: Sequence[RunLogAnalysis]) -> tuple[tuple[tuple[str, ...], RunLogAnalysis], ...]:
+    """Names of run logs of the same task, number of workers and kind, and these put together; those alone are left out.
+
+    The notes say what was left out.
+    """
+    groups: dict[tuple[str, int, str, bool], list[RunLogAnalysis]] = {}
+    for log in logs:
+        groups.setdefault((log.task, log.workers, log.averaged, log.neural), []).append(log)
+    pools = []
+    for found in groups.values():
+        if len(found) < 2:
+            continue
+        runs = tuple(run for log in found for run in log.runs)
+        notes = []
+        unfinished = sum(not run.finished for run in runs)
+        if unfinished:
+            notes.append(f"{unfinished} runs that did not finish are left out.")
+        seen = [(run.spec, run.seed) for run in runs if run.finished]
+        twice = sorted({f"{spec} with seed {seed}" for spec, seed in seen if seen.count((spec, seed)) > 1})
+        if twice:
+            notes.append(f"In several logs, counted once: {listed(twice)}.")
+        pool = replace(found[0], runs=runs, notes=tuple(notes), groups=seed_groups(runs))
+        pools.append((tuple(log.name for log in found), pool))
+    return tuple(pools)
 
 
 def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> RunLogAnalysis:
@@ -620,7 +586,7 @@ def _shadow(records: list[Mapping[str, Any]], name: str) -> tuple[ShadowCurve, .
     return tuple(curves)
 
 
-def _column(name: str, records: list[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+def _column(name: str, records: list[Mapping[str, Any]], key: str) -> Floats:
     return np.array([_number(r, key, name) for r in records], dtype=np.float64)
 
 

@@ -25,7 +25,7 @@ from gtrace.trace.facts import OPTIMIZERS, OptimizerFacts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
+    from gtrace.kernels import Flags, Floats, Ints
 
 
 SafetyVerdict = Literal["safe", "at risk", "cannot tell"]
@@ -204,11 +204,11 @@ class Safety:
     why: str = NOT_ASKED
     sources: tuple[str, ...] = ()
     noise: Interval = UNKNOWN
-    noise_per_step: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    noise_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    noise_per_step: Floats = field(default_factory=lambda: np.zeros(0))
+    noise_per_tensor: Floats = field(default_factory=lambda: np.zeros(0))
     workers: int = WORKERS
     judged: Mapping[str, Judgement] = field(default_factory=dict)
-    ratio_per_tensor: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    ratio_per_tensor: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     outlook: Outlook = field(default_factory=Outlook)
 
     @property
@@ -265,7 +265,7 @@ def whose_gradient(provenance: Mapping[str, Any]) -> str:
     return "one worker's gradient" if ranks == 1 else f"the average of {count(ranks, 'rank')}' gradients"
 
 
-def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], outlook: Outlook) -> Safety:
+def judge(sums: Sums, order: Ints, provenance: Mapping[str, Any], outlook: Outlook) -> Safety:
     """Say of each configuration of a sweep whether it is safe; ``order`` (C,) is that of the analysis."""
     about = provenance.get("noise")
     about = about if isinstance(about, dict) else {"why": NOT_ASKED}
@@ -278,7 +278,7 @@ def judge(sums: Sums, order: NDArray[np.int64], provenance: Mapping[str, Any], o
     signal = np.broadcast_to(np.where(there, table.signal, 0.0), used.shape)
     # A gradient that is zero on every worker has neither noise nor error.
     variance = np.where((noise == 0) & (table.squared_error == 0), 0.0, table.columns["noise_ratio"] * noise)
-    split: NDArray[np.bool_] = np.asarray(np.all(np.isfinite(variance) | ~used, axis=1))
+    split: Flags = np.asarray(np.all(np.isfinite(variance) | ~used, axis=1))
     square = table.squared_error - np.where(split[:, None], variance, 0.0)
     square = np.where(square > _ROUNDING * table.squared_error, square, 0.0)
     variance = np.where(split[:, None], variance, np.nan)

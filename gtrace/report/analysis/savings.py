@@ -17,8 +17,9 @@ from gtrace.report.names import count
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
+    from gtrace.kernels import Floats, Ints
     from gtrace.report.analysis.sweep import SweepAnalysis
 
 
@@ -38,8 +39,6 @@ class SentCodec:
     """What ranks send.
 
     Attributes:
-        spec: of the codec.
-        method: its name.
         family: what it is compared as.
         bits: per value, payload and shared bytes.
         relative_variance: its error; NaN if it was not measured.
@@ -86,7 +85,6 @@ class Savings:
     """What the codecs of a sweep or of a run log save.
 
     Attributes:
-        name: of the results.
         cluster: what they are computed for.
         elements: of all gradients of a step.
         buckets: in which they travel.
@@ -121,11 +119,11 @@ def savings_of_sweep(analysis: SweepAnalysis, cluster: Cluster) -> Savings | Non
     return _savings(analysis.name, cluster, *_measured(analysis))
 
 
-def _measured(analysis: SweepAnalysis) -> tuple[list[int], list[tuple[SentCodec, NDArray[np.float64]]], list[str]]:
+def _measured(analysis: SweepAnalysis) -> tuple[list[int], list[tuple[SentCodec, Floats]], list[str]]:
     """Elements of every tensor, every codec with its bits of each, and what is to be said about them."""
     elements, notes = _elements(analysis.provenance.get("tensors")), []
     if not elements:
-        known: NDArray[np.int64] = analysis.elements
+        known: Ints = analysis.elements
         elements = dict(zip(analysis.tensors, known.tolist(), strict=True))
         notes = ["The sweep does not say in which order the parameters are, so that buckets follow their names."]
     place = {name: k for k, name in enumerate(analysis.tensors)}

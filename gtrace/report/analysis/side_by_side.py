@@ -15,8 +15,7 @@ from gtrace.report.statistics import Interval, bootstrap, holm, step_weights
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from gtrace.kernels import Ints
     from gtrace.report.analysis.sweep import SweepAnalysis
 
 
@@ -25,12 +24,9 @@ class ConfigurationRatio:
     """One configuration in two sweeps. Ratios are second over first.
 
     Attributes:
-        spec: canonical spec string.
-        first: relative variance in the first sweep, over what is paired, or over all of it where nothing is.
-        second: in the second, likewise.
-        ratio: second / first.
+        first: relative variance in the first sweep, over what is paired, or over all of it where nothing is;
+            ``second`` in the second.
         first_bits: measured bits per coordinate in the first sweep, over all of it.
-        second_bits: in the second.
         cells: tensors at steps that are paired.
         by_elements: log of ``ratio`` over what is paired, with its interval over steps.
         p_holm: corrected for all configurations, NaN without one.
@@ -78,11 +74,6 @@ class SideBySide:
     same_trace: bool | None
     whose: str
 
-    @property
-    def paired(self) -> bool:
-        """Whether any tensor at any step is in both."""
-        return any(found.cells for found in self.shared)
-
 
 def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
     """Configurations that two sweeps share, on the tensors and steps that both have."""
@@ -120,7 +111,7 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
 
 
 def _paired(
-    sides: Sequence[tuple[StepTable, int, tuple[NDArray[np.int64], NDArray[np.int64]]]], steps: NDArray[np.int64]
+    sides: Sequence[tuple[StepTable, int, tuple[Ints, Ints]]], steps: Ints
 ) -> tuple[float, float, int, Interval] | None:
     """Relative variances over the cells that both have, how many these are, and the interval of the log ratio."""
     cells = [[values[c][np.ix_(*own)] for values in (table.error, table.energy)] for table, c, own in sides]

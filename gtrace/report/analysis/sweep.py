@@ -26,23 +26,28 @@ import numpy as np
 from gtrace.errors import UsageError, suggest
 from gtrace.report.analysis.cells import CODED, Sums, divide, over_windows, per_step, ranked_by, read_cells, sums_of
 from gtrace.report.analysis.details import ExchangeError, Rotation, TensorFit, compare_rotation, exchanges_of, read_fits
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, Rates, all_at_bits, choose_targets, pareto_front
 from gtrace.report.analysis.evidence import KEY, Phase, StepTable, compare_families, compare_layers, compare_mixes
 from gtrace.report.analysis.families import (
     LEVEL,
     MOSTLY,
+    PREFERRED_BITS,
     SUMMED,
+    AtBits,
     BDRate,
     Configuration,
     Family,
     Leader,
     Measure,
+    Rates,
     Standing,
+    all_at_bits,
     bd_rates,
+    choose_targets,
     curves_of,
     decisive,
     errors_at,
     label,
+    pareto_front,
     ranked,
 )
 from gtrace.report.analysis.runs import known_mean
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.costs import Cluster
+    from gtrace.kernels import Flags, Floats, Ints
     from gtrace.report.analysis.cells import Basis, CellTable, Coder
     from gtrace.report.analysis.evidence import LayerChoice, PairedComparison
     from gtrace.sweep import SweepResult
@@ -110,29 +116,29 @@ class SweepAnalysis:
     families: tuple[Family, ...]
     targets: tuple[float, ...]
     tensors: tuple[str, ...]
-    elements: NDArray[np.int64]
-    energy_share: NDArray[np.float64]
-    steps: NDArray[np.int64]
-    per_tensor: NDArray[np.float64]
-    per_step: NDArray[np.float64]
-    bits_per_step: NDArray[np.float64]
+    elements: Ints
+    energy_share: Floats
+    steps: Ints
+    per_tensor: Floats
+    per_step: Floats
+    bits_per_step: Floats
     cells: int
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     provenance: dict[str, Any]
     fits: tuple[TensorFit, ...]
-    at_layers: NDArray[np.float64]
+    at_layers: Floats
     comparisons: tuple[PairedComparison, ...]
     phases: tuple[Phase, ...]
     bd_rates: tuple[BDRate, ...]
     layer_choices: tuple[LayerChoice, ...]
     layer_best: tuple[str, ...]
-    layer_at: dict[str, NDArray[np.float64]]
+    layer_at: dict[str, Floats]
     safety: Safety
     table: StepTable = field(repr=False)
     single: StepTable = field(repr=False)
     basis: Basis
-    step_at: NDArray[np.float64]
+    step_at: Floats
     coder_leaders: dict[Coder, Leader]
     rotation: Rotation | None
     exchanges: tuple[ExchangeError, ...]
@@ -233,22 +239,11 @@ class SweepAnalysis:
         return compare_mixes(self.table, [(a, b, math.nan, [(place[a], 1.0)], [(place[b], 1.0)]) for a, b in pairs])
 
 
-def sweep_notes(
-    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], basis: Basis
-) -> tuple[str, ...]:
+def _notes(table: CellTable, common: Flags, configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
     """What a reader must know about how the numbers of a sweep came to be, one line each."""
     if not table.measured.any():
-        return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
-    return (
-        *_compared(table, common, configurations, basis),
-        *_errors(configurations, basis),
-        *_sources(table, configurations, basis),
-    )
-
-
-def _compared(
-    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], basis: Basis
-) -> Iterator[str]:
+        yield from ["The column 'note' of the results says why errors are missing."] * bool(table.specs)
+        return
     is_tensor = table.tensor >= 0
     covered = table.covers().any(axis=0)
     holes = int((is_tensor & ~covered).sum())
@@ -270,10 +265,11 @@ def _compared(
             f"Compared over the {int(common.sum()):,} tensor-steps, of {int(covered.sum()):,}, "
             "that every compared codec has."
         )
+    yield from _sources(table, configurations, basis)
 
 
-def _errors(configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
-    """What errors are when they are not those of single steps of one worker."""
+def _sources(table: CellTable, configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
+    """What errors are when they are not those of single steps of one worker; and bits when they are not measured."""
     if basis.window is not None:
         yield (
             f"Some codecs have memory, so all are compared by the error of what has arrived over "
@@ -285,9 +281,6 @@ def _errors(configurations: tuple[Configuration, ...], basis: Basis) -> Iterator
         unknown = [c.spec for c in configurations if c.cells and not c.bias_known]
         said = "Bias not known, so all of the error counts as bias, which is the most it can be"
         yield from _naming(said, unknown, len(configurations))
-
-
-def _sources(table: CellTable, configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
     expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
     said = f"Bits {CODED[basis.coder]} are computed, not counted on encoded bytes"
     yield from _naming(said, expected, len(configurations))
@@ -348,7 +341,7 @@ def analyze(
     labels, numbers = label(table.specs, table.methods, table.parameters), _numbers(sums)
     order = _order(table, labels[0], numbers["bits"])
     bits, errors = numbers["bits"][order], parts["error"][order]
-    layer_bits = sums.bits_by(table.tensor, len(table.tensors))[order]
+    layer_bits = sums.by(table.tensor, len(table.tensors), "bits")[order]
     single, ranked_steps = (_step_table(each, order, bits, layer_bits) for each in (sums, ranked_sums))
     ranked_steps = replace(ranked_steps, noun="step" if basis.window is None else "window")
     configurations = _configurations(sums, partial, order, labels, numbers | parts, single)
@@ -370,9 +363,9 @@ def analyze(
         steps=table.steps,
         per_tensor=single.layer_variance,
         per_step=single.relative(),
-        bits_per_step=sums.bits_by(table.step, len(table.steps))[order],
+        bits_per_step=sums.by(table.step, len(table.steps), "bits")[order],
         cells=int(common.sum()) if not partial.all() else 0,
-        notes=sweep_notes(table, common, configurations, basis),
+        notes=tuple(_notes(table, common, configurations, basis)),
         warnings=result.warnings,
         provenance=result.provenance,
         fits=read_fits(result),
@@ -395,7 +388,7 @@ def analyze(
 
 
 def outlook_on(
-    result: SweepResult, steps: NDArray[np.int64], batch: float, horizon: int | None, workers: int | None = None
+    result: SweepResult, steps: Ints, batch: float, horizon: int | None, workers: int | None = None
 ) -> Outlook:
     """:func:`outlook_of` a sweep with these ``steps``, ascending.
 
@@ -410,15 +403,13 @@ def outlook_on(
     return outlook_of(costs, workers=of, batch=batch, horizon=horizon, left=left)
 
 
-def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _log(values: Floats) -> Floats:
     out = np.full(values.shape, np.nan)
     np.log(values, out=out, where=values > 0)
     return out
 
 
-def _step_table(
-    sums: Sums, order: NDArray[np.int64], bits: NDArray[np.float64], layer_bits: NDArray[np.float64]
-) -> StepTable:
+def _step_table(sums: Sums, order: Ints, bits: Floats, layer_bits: Floats) -> StepTable:
     table, weights = sums.table, sums.weights
     tensors, steps = len(table.tensors), len(table.steps)
     # Sums are weighted by the part of training that a step represents, which these are to be without.
@@ -432,12 +423,12 @@ def _step_table(
         error=sums.by_cell(table.squared_error, tensors, steps)[order],
         energy=sums.by_cell(table.energy, tensors, steps)[order],
         bits=bits,
-        layer_variance=sums.relative_variance_by(table.tensor, tensors)[order],
+        layer_variance=sums.by(table.tensor, tensors, "error")[order],
         layer_bits=layer_bits,
     )
 
 
-def _at_layers(table: StepTable, families: Sequence[Family], targets: int) -> NDArray[np.float64]:
+def _at_layers(table: StepTable, families: Sequence[Family], targets: int) -> Floats:
     """(families, targets) geometric mean over layers, of the mix of configurations that stands for each family."""
     out = np.full((len(families), targets), np.nan)
     logs = _log(table.layer_variance)
@@ -452,7 +443,7 @@ def _at_layers(table: StepTable, families: Sequence[Family], targets: int) -> ND
 
 
 def _phases(
-    sums: Sums, ranked_sums: Sums, order: NDArray[np.int64], families: Sequence[Family], targets: Sequence[float]
+    sums: Sums, ranked_sums: Sums, order: Ints, families: Sequence[Family], targets: Sequence[float]
 ) -> tuple[Phase, ...]:
     """The thirds of training, each summed up like the whole: bits of all cells, errors of those that are ranked by."""
     found, steps = [], sums.table.steps
@@ -460,14 +451,14 @@ def _phases(
         inside = steps[mask].tolist()
         # One group, the steps of this third.
         group = np.where(mask[sums.table.step], 0, -1)
-        variance = ranked_sums.relative_variance_by(group, 1)[order, 0]
-        bits = sums.bits_by(group, 1)[order, 0]
+        variance = ranked_sums.by(group, 1, "error")[order, 0]
+        bits = sums.by(group, 1, "bits")[order, 0]
         at = errors_at(families, bits, variance, targets)
         found.append(Phase(name, inside[0], inside[-1], len(inside), variance, bits, at))
     return tuple(found)
 
 
-def _order(table: CellTable, families: Sequence[str], bits: NDArray[np.float64]) -> NDArray[np.int64]:
+def _order(table: CellTable, families: Sequence[str], bits: Floats) -> Ints:
     """(C,) configurations by family, and by bits within it."""
     first = {family: k for k, family in enumerate(dict.fromkeys(families))}
     known = np.where(np.isfinite(bits), bits, math.inf).tolist()
@@ -494,8 +485,8 @@ def _numbers(sums: Sums) -> dict[str, NDArray[Any]]:
 
 def _configurations(
     sums: Sums,
-    partial: NDArray[np.bool_],
-    order: NDArray[np.int64],
+    partial: Flags,
+    order: Ints,
     labels: tuple[Sequence[str], Sequence[str]],
     numbers: Mapping[str, NDArray[Any]],
     single: StepTable,
@@ -525,7 +516,7 @@ def _configurations(
     )
 
 
-def _summed(name: str, measure: Measure, sums: Sums) -> NDArray[np.float64]:
+def _summed(name: str, measure: Measure, sums: Sums) -> Floats:
     """(C,) the mean of a column over the cells in use."""
     table, values, mean_abs = sums.table, sums.table.columns[name], sums.table.columns["mean_abs"]
     if measure.absolute:
@@ -539,10 +530,7 @@ def _summed(name: str, measure: Measure, sums: Sums) -> NDArray[np.float64]:
 
 
 def _families(
-    configurations: Sequence[Configuration],
-    bits: NDArray[np.float64],
-    errors: NDArray[np.float64],
-    targets: Sequence[float] | None,
+    configurations: Sequence[Configuration], bits: Floats, errors: Floats, targets: Sequence[float] | None
 ) -> tuple[tuple[Family, ...], tuple[float, ...]]:
     """Configurations that can be compared, by family, at equal bits; and these bits, chosen if there are none."""
     families = []
@@ -563,12 +551,7 @@ def _families(
 
 
 def _coder_leaders(
-    table: CellTable,
-    sums: Sums,
-    order: NDArray[np.int64],
-    errors: NDArray[np.float64],
-    families: Sequence[Family],
-    targets: Sequence[float],
+    table: CellTable, sums: Sums, order: Ints, errors: Floats, families: Sequence[Family], targets: Sequence[float]
 ) -> dict[Coder, Leader]:
     """Coder -> who leads when all use it, at the decisive target or, where it compares nothing, at one of its own."""
     k = decisive(families, targets)
@@ -593,7 +576,7 @@ def _leader(curves: Sequence[Rates], families: Sequence[Family], target: float) 
     return Leader(min(known)[1], target, min(known)[0], len(known))
 
 
-def _energy_share(table: CellTable, common: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _energy_share(table: CellTable, common: Flags) -> Floats:
     energy = np.where(common, np.nan_to_num(table.energy).max(axis=0, initial=0), 0)
     mask = table.tensor >= 0
     per_tensor = np.bincount(table.tensor[mask], weights=energy[mask], minlength=len(table.tensors))

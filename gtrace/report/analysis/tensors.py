@@ -18,7 +18,7 @@ import numpy as np
 from gtrace.errors import UsageError, suggest
 from gtrace.planning.curves import EXACT, Curves
 from gtrace.planning.make import Budget, choose
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS
+from gtrace.report.analysis.families import PREFERRED_BITS
 from gtrace.report.analysis.sweep import SweepAnalysis, analyze
 from gtrace.report.names import number
 from gtrace.types import WHOLE_MODEL
@@ -41,7 +41,6 @@ class TensorGroup:
     """Some tensors of a sweep.
 
     Attributes:
-        name: of the group.
         tensors: their names, in the sweep's order.
         elements: of all of them together, at one step.
         energy_share: their part of ||g||^2 over all tensors and steps.

@@ -20,16 +20,15 @@ from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from gtrace.fitting.floats import ScaleRule
+    from gtrace.kernels import Floats, Ints, Singles
     from gtrace.sweep.laws import Cosines, LawVerdict, LayerLaws, PruningCell
 
 
 #: Bits for which float formats are chosen, and the scale rule that places values: the codec's own default.
 BITS = (4, 5, 6, 7, 8)
 SCALE: ScaleRule = "max"
-_Found = tuple["NDArray[np.float32]", "Magnitudes", "Fit"]
+_Found = tuple["Singles", "Magnitudes", "Fit"]
 #: The most steps a report looks at, the most tensors (the largest), and about how many elements in all.
 MOST_STEPS, MOST_TENSORS, MOST_ELEMENTS = 12, 40, 100_000_000
 #: The number of these steps at which pruning is tried.
@@ -45,8 +44,6 @@ class Picture:
     """The magnitudes of one gradient, ready to be drawn.
 
     Attributes:
-        tensor: its name.
-        step: of training.
         fit: the laws fitted to it.
         linear_edges: float64[m + 1], from 0 to the 99.5 % quantile.
         linear_counts: int64[m].
@@ -59,12 +56,12 @@ class Picture:
     tensor: str
     step: int
     fit: Fit
-    linear_edges: NDArray[np.float64]
-    linear_counts: NDArray[np.int64]
-    log2_edges: NDArray[np.float64]
-    log2_counts: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
-    quantiles: NDArray[np.float64]
+    linear_edges: Floats
+    linear_counts: Ints
+    log2_edges: Floats
+    log2_counts: Ints
+    probabilities: Floats
+    quantiles: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +73,10 @@ class LawSection:
         steps: analysed steps, rising.
         recorded: how many steps there are.
         layers: fits per tensor.
-        verdict: what they say together.
         formats: the best float formats per tensor, and what they lose.
         cells: gradients that were pruned.
         cosines: pruning allocated evenly and by data, per step.
         picture: a representative gradient, None without any to draw.
-        notes: what was left out.
     """
 
     kind: str
@@ -111,10 +106,10 @@ class LawSection:
             said = [*said, f"From step {steps[0]} to {steps[-1]}: {found}."]
         return [*said, f"Looked at: {span}, {listed(map(str, self.steps), MOST_STEPS)}.", *self.notes]
 
-    def deviations(self, rule: str) -> NDArray[np.float64]:
+    def deviations(self, rule: str) -> Floats:
         """|expected sparsity - what can be had| of a threshold rule, float64[cells, asked]."""
         place = RULES.index(rule)
-        off: NDArray[np.float64] = np.array([np.abs(cell.expected[place] - cell.wanted) for cell in self.cells])
+        off: Floats = np.array([np.abs(cell.expected[place] - cell.wanted) for cell in self.cells])
         return off.reshape(-1, len(ASKED))
 
 
@@ -179,13 +174,13 @@ def _picture(tensor: str, step: int, magnitudes: Magnitudes, fit: Fit) -> Pictur
     return Picture(tensor, step, fit, *histograms, inside, magnitudes.quantiles(inside))
 
 
-def mean_over_layers(section: LawSection) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def mean_over_layers(section: LawSection) -> tuple[Ints, Floats]:
     """Mean distance to each law at each step, over the layers that have enough elements there.
 
     Returns:
         steps (int64[s]) and distances (float64[s, laws]).
     """
-    at: dict[int, list[NDArray[np.float64]]] = {}
+    at: dict[int, list[Floats]] = {}
     for layer in section.layers:
         distances = layer.distances
         for place in np.flatnonzero(layer.judged):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from numpy.typing import NDArray
 
+    from gtrace.kernels import Floats
     from gtrace.report.figures.style import Look
     from gtrace.report.section import Chart, Panel
 
@@ -31,8 +31,8 @@ class Label(NamedTuple):
 
     text: str
     colour: str
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
+    x: Floats
+    y: Floats
 
 
 #: Height of a line and mean width of a character, in units of the font size; DejaVu Sans is wide.
@@ -144,7 +144,7 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
         text.set_in_layout(False)
 
 
-def _dense(curve: NDArray[np.float64], every: float) -> NDArray[np.float64]:
+def _dense(curve: Floats, every: float) -> Floats:
     """The curve with points put in between, so that a label on a straight piece counts as a collision."""
     pieces = [curve[:1]]
     for start, end in pairwise(curve):

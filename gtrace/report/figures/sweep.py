@@ -12,23 +12,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from gtrace.report.analysis.details import MOST_NAMED, Density, TensorFit, common_count, levels_on
+from gtrace.report.figures import style
 from gtrace.report.figures.charts import Label, label_curves, list_curves
-from gtrace.report.figures.style import (
-    FRONT,
-    GRID,
-    INK,
-    MISSING_CELL,
-    MUTED,
-    PAPER,
-    log_ticks,
-    log_values,
-    looks_of,
-    new_figure,
-    note,
-    plain_number,
-    say_empty,
-    styled,
-)
 from gtrace.report.names import count, literal, number, shorten, shorten_all
 from gtrace.types import WHOLE_MODEL
 
@@ -37,11 +22,10 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
+    from gtrace.kernels import Floats, Ints
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.sweep import SweepAnalysis
-    from gtrace.report.figures.style import Look
 
 VARIANCE = "relative variance  ||Q(g) − g||² / ||g||²"
 BITS = "measured bits per coordinate"
@@ -63,12 +47,12 @@ def _drawable(configuration: Configuration) -> bool:
     return 0 < configuration.bits < math.inf and 0 < configuration.error < math.inf
 
 
-@styled()
+@style.styled()
 def rate_distortion(analysis: SweepAnalysis) -> Figure:
     """Error against measured bits, one curve per method, with the Pareto front."""
-    figure = new_figure(8.2, 4.8 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
+    figure = style.new_figure(8.2, 4.8 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
     axes = figure.add_subplot()
-    looks = looks_of({family.label: family.method for family in analysis.families})
+    looks = style.looks_of({family.label: family.method for family in analysis.families})
     labels, lines = [], []
     by_step = analysis.table.relative()
     for family in analysis.families:
@@ -84,33 +68,33 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
     if front:
         x, y = np.array(front).T
         # A staircase, not a line from point to point: between two points nothing better was measured.
-        axes.plot(x, y, color=FRONT, linewidth=4, alpha=0.4, zorder=1, drawstyle="steps-post", label="front")
-        axes.plot(x, y, "o", markersize=10, mfc="none", mec=MUTED, mew=0.9, zorder=4, label="pareto")
+        axes.plot(x, y, color=style.FRONT, linewidth=4, alpha=0.4, zorder=1, drawstyle="steps-post", label="front")
+        axes.plot(x, y, "o", markersize=10, mfc="none", mec=style.MUTED, mew=0.9, zorder=4, label="pareto")
     for target in analysis.targets:
-        axes.axvline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
+        axes.axvline(target, color=style.MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
     safety = analysis.safety
     # What plain SGD has of noise, and several workers in full precision (the papers' SGD and SuperSGD).
     levels = {"SGD: gradient noise of one worker": 1, f"{safety.workers} workers in full precision": safety.workers}
     for name, workers in levels.items() if safety.known else ():
         value = safety.noise.estimate / workers
-        axes.axhline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
-        box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+        axes.axhline(value, color=style.INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
+        box = {"facecolor": style.PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
         along = axes.get_yaxis_transform()
-        note(axes, 0.995, value, name, transform=along, ha="right", va="bottom", color=INK, bbox=box)
+        style.note(axes, 0.995, value, name, transform=along, ha="right", va="bottom", color=style.INK, bbox=box)
     axes.set_xlabel(BITS)
     single = analysis.basis.window is None and analysis.basis.workers == 1
     axes.set_ylabel(VARIANCE if single else "error over the gradient's energy")
     if any(len(label.x) for label in labels):
-        log_values(axes)
+        style.log_values(axes)
     else:
-        say_empty(axes)
+        style.say_empty(axes)
     _bits_axis(axes, np.concatenate([np.ones(0), *(label.x for label in labels)]))
     if front:
         notes = ["○ Pareto-optimal, grey: the front", "dotted: bits of the table"]
         if len(analysis.steps) >= _FEWEST_STEPS:
             notes.append("bars: the middle 80 % of the steps")
-        box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
-        note(axes, 1, 1, "\n".join(notes), ha="right", va="top", bbox=box)
+        box = {"facecolor": style.PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
+        style.note(axes, 1, 1, "\n".join(notes), ha="right", va="top", bbox=box)
     if len(labels) > _FEW:
         list_curves(axes, list(zip(lines, labels, strict=True)))
     else:
@@ -118,7 +102,7 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
     return figure
 
 
-def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def middle_of_steps(values: Floats) -> tuple[Floats, Floats]:
     """Lower and upper ends (configurations,) of the middle 80 % of the steps of ``values`` (configurations, steps).
 
     NaN for a configuration that was measured at fewer than three steps.
@@ -131,21 +115,21 @@ def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], N
     return low, high
 
 
-def _bits_axis(axes: Axes, bits: NDArray[np.float64]) -> None:
+def _bits_axis(axes: Axes, bits: Floats) -> None:
     """Bits are linear, unless sparse codes of a hundredth of a bit, or half precision, would squeeze the rest."""
     low, high = float(bits.min(initial=math.inf)), float(bits.max(initial=0))
     if len(bits) and (high > 100 * low or high > _MOST_BITS):
         axes.set(xscale="log", xlim=(low / 1.3, high * 1.6))
-        log_ticks(axes.xaxis)
+        style.log_ticks(axes.xaxis)
     else:
         axes.set_xlim(0, 1.16 * (high or 1.0))
 
 
-def step_axis(axes: Axes, steps: NDArray[np.int64]) -> None:
+def step_axis(axes: Axes, steps: Ints) -> None:
     """Steps are linear, unless they were recorded in bursts that thin out, as a capture's default does."""
     if len(steps) > 4 and steps[-1] > 20 * max(float(np.median(steps)), 1.0):
         axes.set_xscale("symlog", linthresh=max(float(np.median(steps)), 1.0))
-        axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
+        axes.xaxis.set_major_formatter(FuncFormatter(style.plain_number))
         axes.set_xlabel("training step (logarithmic beyond the first)")
     elif len(steps) == 1:
         axes.set_xticks([int(steps[0])], [f"{int(steps[0])}"])
@@ -163,7 +147,7 @@ _SCREEN, _SHORTEST, _FORMULA = 6.5, 0.6, 2.2
 _NUMBER = re.compile(r"\d+")
 
 
-@styled()
+@style.styled()
 def layer_heatmap(analysis: SweepAnalysis) -> Figure:
     """Relative variance of every tensor (rows) with every configuration (columns), in logarithmic colour."""
     columns = [i for i in range(len(analysis.configurations)) if (analysis.per_tensor[i] > 0).any()]
@@ -181,13 +165,15 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
     cell_width = float(np.clip(7.5 / configurations, 0.16, 0.6))
     rows = row_names(analysis.tensors)
     longest = max((len(name) for _, name in rows), default=1)
-    figure = new_figure(1.9 + 0.075 * longest + cell_width * configurations, 1.9 + max(cell_height * layers, _SHORTEST))
+    figure = style.new_figure(
+        1.9 + 0.075 * longest + cell_width * configurations, 1.9 + max(cell_height * layers, _SHORTEST)
+    )
     axes = figure.add_subplot()
     axes.grid(visible=False)
     if not np.isfinite(values).any():
-        say_empty(axes)
+        style.say_empty(axes)
         return figure
-    axes.set_facecolor(MISSING_CELL)
+    axes.set_facecolor(style.MISSING_CELL)
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     # One value alone has no range, and a logarithmic scale needs one.
     scale = LogNorm(low, high) if high > low * 1.0001 else LogNorm(low / 2, high * 2)
@@ -203,7 +189,7 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
         spine.set_visible(False)
     for k in range(1, len(families)):
         if families[k] != families[k - 1]:
-            axes.axvline(k - 0.5, color=PAPER, linewidth=2)
+            axes.axvline(k - 0.5, color=style.PAPER, linewidth=2)
     for (row, column), value in np.ndenumerate(values):
         if values.size <= 260 and cell_width >= 0.3 and math.isfinite(value):
             # These two are on a colour map, not on the page: they stay as they are in dark mode.
@@ -218,7 +204,7 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
         anchor=(0, 1) if tall else (0, 0.5),
     )
     bar.set_label(VARIANCE if cell_height * layers > _FORMULA else "relative variance")
-    log_ticks(bar.ax.yaxis)
+    style.log_ticks(bar.ax.yaxis)
     bar.outline.set_visible(False)
     axes.set_ylabel("tensor" if len(rows) == len(analysis.tensors) else f"{layers} tensors, some of them named")
     return figure
@@ -275,14 +261,14 @@ _TO_ZERO = 1.5
 _NORMS = {"l2": "l2 norm", "linf": "largest magnitude", "l1": "l1 norm"}
 
 
-@styled()
+@style.styled()
 def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> Figure:
     """Levels of every configuration with the commonest number of them, below the density of r.
 
     One panel for each tensor and each scale that r is relative to, because levels of different scales lie on
     different axes. All panels show the same number of levels.
     """
-    looks = looks_of({family.label: family.method for family in analysis.families})
+    looks = style.looks_of({family.label: family.method for family in analysis.families})
     families = {c.spec: c.family for c in analysis.configurations}
     panels = []
     for fit in fits:
@@ -296,7 +282,7 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> F
     most = [max(len(rows) for *_, rows in line) for line in lines]
     above = 1.5
     heights = [above + 0.19 * (n + 1) for n in most]
-    figure = new_figure(5.2 * columns if columns > 1 else 7.2, sum(heights) + 0.75 * len(lines))
+    figure = style.new_figure(5.2 * columns if columns > 1 else 7.2, sum(heights) + 0.75 * len(lines))
     grid = figure.add_gridspec(len(lines), columns, height_ratios=heights)
     for k, line in enumerate(lines):
         for j, panel in enumerate(line):
@@ -307,7 +293,7 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> F
 
 
 def _draw_panel(
-    top: Axes, bottom: Axes, tensor: str, density: Density, rows: list[tuple[str, Look, NDArray[np.float64]]], most: int
+    top: Axes, bottom: Axes, tensor: str, density: Density, rows: list[tuple[str, style.Look, Floats]], most: int
 ) -> None:
     smallest = min(float(levels[levels > 0].min()) for *_, levels in rows)
     low = min(smallest / 2, max(density.quantile(_LEFT_OUT), smallest / 2**_BELOW_LEVELS))
@@ -319,8 +305,8 @@ def _draw_panel(
     for values, name, side in ((density.share, "values", -6), (density.energy, "squared norm", 8)):
         heights = values[shown] / octaves
         if name == "values":
-            top.stairs(heights, edges, fill=True, color=FRONT, alpha=0.35, label=f"_{name}")
-        top.stairs(heights, edges, color=MUTED, linestyle="-" if name == "values" else (0, (3, 1.5)), label=name)
+            top.stairs(heights, edges, fill=True, color=style.FRONT, alpha=0.35, label=f"_{name}")
+        top.stairs(heights, edges, color=style.MUTED, linestyle="-" if name == "values" else (0, (3, 1.5)), label=name)
         peak = int(heights.argmax())
         text = top.annotate(
             name,
@@ -329,7 +315,7 @@ def _draw_panel(
             textcoords="offset points",
             ha="right",
             fontsize=7.5,
-            color=MUTED,
+            color=style.MUTED,
         )
         text.set_in_layout(False)
     hidden = density.below + float(density.share[~shown].sum())
@@ -338,7 +324,7 @@ def _draw_panel(
         for part, words in ((density.zeros, "are 0"), (hidden, "are too small to show"))
         if part > 0
     ]
-    note(top, 0.01, 0.97, "\n".join(notes), va="top")
+    style.note(top, 0.01, 0.97, "\n".join(notes), va="top")
     norm, _, bucket = density.law.partition(":")
     whose = "the tensor" if bucket == "none" else literal(f"{bucket} values")
     top.set_title(f"{tensor}: r = |g| / {_NORMS.get(norm, literal(norm))} of {whose}", fontsize=9)
@@ -349,7 +335,7 @@ def _draw_panel(
     top.tick_params(labelbottom=False, length=0)
     bottom.grid(visible=False, axis="y")
     for row, (name, own, levels) in enumerate(rows):
-        bottom.plot([zero, 1], [row, row], color=GRID, linewidth=0.8, zorder=1, label=f"_{name}")
+        bottom.plot([zero, 1], [row, row], color=style.GRID, linewidth=0.8, zorder=1, label=f"_{name}")
         x = np.where(levels > 0, levels, zero)
         y = np.full(len(x), float(row))
         bottom.plot(x, y, "|", color=own.line, markersize=9.5, markeredgewidth=2.0, label=name)
@@ -360,8 +346,8 @@ def _draw_panel(
     bottom.set_ylim(most - 0.4, -0.7)
     bottom.spines["left"].set_visible(False)
     decades = 10.0 ** np.arange(math.ceil(math.log10(low)), 1)
-    bottom.set_xticks([zero, *decades], ["0", *(plain_number(value) for value in decades)])
+    bottom.set_xticks([zero, *decades], ["0", *(style.plain_number(value) for value in decades)])
     bottom.xaxis.set_minor_locator(NullLocator())
     bottom.set_xlim(zero / 1.25, 1.12)
-    bottom.axvline(math.sqrt(zero * low), color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
+    bottom.axvline(math.sqrt(zero * low), color=style.MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
     bottom.set_xlabel(f"r, and {count(len(rows[0][2]), 'level')} of each method")

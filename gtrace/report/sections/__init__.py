@@ -23,7 +23,7 @@ SECTIONS: dict[str, Callable[[Report, int | None], Iterator[Section]]] = {
     "sweeps": sweep.sections,
     "side_by_side": lambda report, _: map(sweep.side_by_side_section, report.side_by_side),
     "runs": lambda report, _: map(training.runs_section, report.runs),
-    "pooled_runs": lambda report, _: map(training.pooled_section, report.pools),
+    "pooled_runs": lambda report, _: (training.pooled_section(*pool) for pool in report.pools),
     "savings": lambda report, most: (savings.savings_section(found, most) for found in report.savings),
     "traces": lambda report, _: map(traces.trace_section, report.traces),
     "plans": lambda report, most: (plans.plan_section(plan, most) for plan in report.plans),

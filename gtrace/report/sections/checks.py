@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS
+from gtrace.report.analysis.families import PREFERRED_BITS, Configuration
 from gtrace.report.analysis.safety import LEAST_OVER_NOISE, SAFE_BIAS, SAFE_COST, Judgement, samples
 from gtrace.report.analysis.savings import EXCHANGES, Saving, Savings
 from gtrace.report.names import MISSING, bits_text, count, energy_share, listed, number, percent
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from gtrace.noise import NoisePrediction
     from gtrace.report.analysis.details import ExchangeError, LayerRotation, Rotation
-    from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.sweep import SweepAnalysis
 
 

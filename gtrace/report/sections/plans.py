@@ -14,8 +14,8 @@ from gtrace.report.analysis.details import rotates
 from gtrace.report.analysis.families import method_of
 from gtrace.report.analysis.safety import SAFE_SHORTER, shorter_in_words
 from gtrace.report.analysis.safety import samples as whole_samples
-from gtrace.report.names import count, energy_share, listed, number
-from gtrace.report.section import FEW_ROWS, NOTHING, Cell, Column, Numbers, Section, Table, column, value_cell, words
+from gtrace.report.names import count, energy_share, listed, natural_order, number
+from gtrace.report.section import FEW_ROWS, NOTHING, Cell, Curve, Numbers, Section, Table, column, value_cell, words
 from gtrace.report.sections import charts
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ FIRM = 0.9
 #: Budgets in the table of what changes between them.
 _BUDGETS = 6
 _MOST_NAMED = 3
+#: Bars, and curves, of the tensors with the most elements.
+_MOST_BARS, _MOST_CURVES = 40, 8
 
 
 def what(plan: Plan) -> str:
@@ -146,35 +148,38 @@ def _firm(plan: Plan) -> Iterator[str]:
 def brief_table(plan: Plan) -> Table:
     """The tensors with the most error, and all others in one row."""
     order = sorted(plan.tensors, key=lambda row: (row.error, row.bits * row.elements), reverse=True)
-    few = order if len(order) <= FEW_ROWS else order[: FEW_ROWS - 1]
-    rest = order[len(few) :]
-    shown = [[row] for row in few] + ([rest] if rest else [])
-
-    def name(rows: Sequence[TensorPlan]) -> str:
-        return rows[0].tensor if rows is not rest else f"{count(len(rest), 'other tensor')}"
-
-    def codec(rows: Sequence[TensorPlan]) -> str:
-        used = {row.codec for row in rows}
-        return rows[0].codec if len(used) == 1 else count(len(used), "codec")
-
-    def moved(rows: Sequence[TensorPlan]) -> float:
-        return sum(row.bits * row.elements for row in rows)
-
-    bits, error = moved(plan.tensors) or math.nan, sum(row.error for row in plan.tensors) or math.nan
-    columns: list[Shows[Sequence[TensorPlan]]] = [
-        words("tensor", name),
-        words("codec", codec),
-        column("bits", lambda rows: number(moved(rows) / sum(row.elements for row in rows))),
-        column("of the bits", lambda rows: value_cell(moved(rows) / bits, ".1%"), rank=2),
-        column(f"of the {what(plan)}", lambda rows: value_cell(sum(row.error for row in rows) / error, ".1%"), rank=1),
+    shown = order if len(order) <= FEW_ROWS else order[: FEW_ROWS - 1]
+    rest = order[len(shown) :]
+    if rest:
+        used = {row.codec for row in rest}
+        codec = rest[0].codec if len(used) == 1 else count(len(used), "codec")
+        elements = sum(row.elements for row in rest)
+        bits, error = _moved(rest) / elements, sum(row.error for row in rest)
+        name = count(len(rest), "other tensor")
+        shown.append(dataclasses.replace(rest[0], tensor=name, codec=codec, elements=elements, bits=bits, error=error))
+    columns: list[Shows[TensorPlan]] = [
+        words("tensor", lambda row: row.tensor),
+        words("codec", lambda row: row.codec),
+        column("bits", lambda row: number(row.bits)),
+        *_parts(plan),
     ]
     return Table.of(f"Tensors with the most {what(plan)}", shown, columns)
 
 
+def _moved(rows: Sequence[TensorPlan]) -> float:
+    return sum(row.bits * row.elements for row in rows)
+
+
+def _parts(plan: Plan, bits_are: str = "", error_is: str = "") -> list[Shows[TensorPlan]]:
+    bits, error = _moved(plan.tensors) or math.nan, sum(row.error for row in plan.tensors) or math.nan
+    return [
+        column("of the bits", lambda row: value_cell(row.bits * row.elements / bits, ".1%"), bits_are, 2),
+        column(f"of the {what(plan)}", lambda row: value_cell(row.error / error, ".1%"), error_is, 1),
+    ]
+
+
 def plan_table(plan: Plan, most: int | None = None) -> Table:
     """Every tensor with its codec; of ``most`` those with the most error."""
-    bits = sum(row.bits * row.elements for row in plan.tensors) or math.nan
-    error = sum(row.error for row in plan.tensors) or math.nan
 
     def stable(row: TensorPlan) -> Cell:
         if row.stable is None:
@@ -186,14 +191,13 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
             return NOTHING
         return Cell(f"{number(row.bits_low, 2)} to {number(row.bits_high, 2)}")
 
-    meaning, its = "expected measured bits per value: payload, norms and shared bytes", f"the plan's {what(plan)}"
+    meaning = "expected measured bits per value: payload, norms and shared bytes"
     columns: list[Shows[TensorPlan]] = [
         words("tensor", lambda row: row.tensor),
         words("codec", lambda row: row.codec, "what it goes through"),
         column("elements", lambda row: f"{row.elements:,}", rank=3),
         column("bits", lambda row: number(row.bits), meaning),
-        column("of the bits", lambda row: value_cell(row.bits * row.elements / bits, ".1%"), "its part of all bits", 2),
-        column(f"of the {what(plan)}", lambda row: value_cell(row.error / error, ".1%"), f"its part of {its}", 1),
+        *_parts(plan, "its part of all bits", f"its part of the plan's {what(plan)}"),
         column("stable", stable, "part of the resampled steps on which its codec stays the same", 4),
         column("bits there", spread, "5th to 95th percentile of its bits on resampled steps", 5),
     ]
@@ -218,16 +222,14 @@ def budget_table(plan: Plan, most: int | None = None) -> Table | None:
         return None
     places = np.unique(np.linspace(0, len(plan.frontier) - 1, _BUDGETS).round().astype(int)).tolist()
     at = [plan.frontier[p] for p in places]
-    columns = [Column("tensor", numeric=False)]
-    columns += [Column(f"{number(p.bits, 2)} bits", f"relative {what(plan)} {number(p.error)}") for p in at]
-    rows = tuple(
-        (Cell(row.tensor), *(Cell(number(row.at_frontier[p], 2)) for p in places))
-        for row in _most(plan, most, lambda row: row.elements)
-        if row.at_frontier
-    )
+    columns: list[Shows[TensorPlan]] = [words("tensor", lambda row: row.tensor)]
+    for place, p in zip(places, at, strict=True):
+        show = partial(lambda place, row: number(row.at_frontier[place], 2), place)
+        columns.append(column(f"{number(p.bits, 2)} bits", show, f"relative {what(plan)} {number(p.error)}"))
+    rows = [row for row in _most(plan, most, lambda row: row.elements) if row.at_frontier]
     errors = ", ".join(f"{number(p.error, 2)} at {number(p.bits, 2)}" for p in at)
     notes = (f"{what(plan).capitalize()} by bits: {errors}.",)
-    return Table("Bits of every tensor at other budgets", tuple(columns), rows, notes, folded=True)
+    return Table.of("Bits of every tensor at other budgets", rows, columns, notes=notes, folded=True)
 
 
 def plan_section(plan: Plan, most_layers: int | None) -> Section:
@@ -253,26 +255,52 @@ def _numbers(plan: Plan) -> Numbers:
 
 def plan_figures(plan: Plan) -> Iterator[FigureSpec]:
     """The figures of a plan."""
+    bits, this = "measured bits per value", (plan.totals.bits, plan.totals.error)
+    curves: list[Curve] = []
+    for method in dict.fromkeys(one.codec.partition(":")[0] for one in plan.uniforms):
+        of = [one for one in plan.uniforms if one.codec.partition(":")[0] == method]
+        x, y = [one.bits for one in of], [one.error for one in of]
+        curves += charts.thinned(f"{method} for all", x, y, method=method, form="points")
+    curves += charts.thinned("a codec for each", [p.bits for p in plan.frontier], [p.error for p in plan.frontier])
+    curves += charts.thinned("this plan", this[:1], this[1:], form="points")
+    y_label = "relative error" if plan.horizon is None else f"noise ratio at {count(plan.horizon.steps, 'step')}"
     yield charts.charted(
         "plan-frontier",
         "Plans against single codecs",
         "Lower and further left is better. The line is what a codec for each tensor makes at every budget, out of "
         "the same codecs; each point is one codec for all tensors.",
-        lambda: charts.plan_frontier(plan),
+        charts.one_panel(curves, "", bits, y_label, log_x=True, log_y=True),
     )
+    rows = _largest(plan, _MOST_BARS)
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    if plan.confidence is not None:
+        low = tuple(row.bits if row.bits_low is None else row.bits_low for row in rows)
+        high = tuple(row.bits if row.bits_high is None else row.bits_high for row in rows)
+    own = Curve("this plan", tuple(row.tensor for row in rows), tuple(row.bits for row in rows), low, high)
+    all_of = ("all tensors", plan.totals.bits)
     yield charts.charted(
         "plan-bits",
         "Bits of every tensor",
         "Measured bits per value that each tensor gets; the line is the mean over all values. The thin bars span "
         "the middle 90 % of what the price of a bit picks on resampled steps."
-        + (f" The {charts.MOST_BARS} largest tensors." if len(plan.tensors) > charts.MOST_BARS else ""),
-        lambda: charts.plan_bits(plan),
+        + (f" The {_MOST_BARS} largest tensors." if len(plan.tensors) > _MOST_BARS else ""),
+        charts.one_panel((own,), y_label=bits, log_y=max(own.y, default=0.0) > 16, bars=True, lines=(all_of,)),
     )
+    budgets = tuple(point.bits for point in plan.frontier)
+    named = [row for row in _largest(plan, _MOST_CURVES) if row.at_frontier]
     if len(plan.frontier) > 1 and any(row.at_frontier for row in plan.tensors):
+        lines = tuple(Curve(row.tensor, budgets, row.at_frontier) for row in named)
+        labels, marks = ("", f"{bits} of the plan", "of the tensor"), (("this plan", plan.totals.bits),)
         yield charts.charted(
             "plan-budgets",
             "What changes between budgets",
             "Bits of the largest tensors against the bits of the whole plan. Where a curve is flat, other tensors "
             "get what is added; 32 bits are exact.",
-            lambda: charts.plan_budgets(plan),
+            charts.one_panel(lines, *labels, log_x=True, log_y=True, marks=marks),
         )
+
+
+def _largest(plan: Plan, most: int) -> list[TensorPlan]:
+    by_name = {row.tensor: row for row in sorted(plan.tensors, key=lambda row: -row.elements)[:most]}
+    return [by_name[name] for name in natural_order(by_name)]

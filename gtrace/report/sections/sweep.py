@@ -10,14 +10,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtrace.report import figures
 from gtrace.report.analysis.cells import CODED
-from gtrace.report.analysis.details import MOST_NAMED, MOST_TENSORS, TensorFit, common_count, levels_on
-from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
-from gtrace.report.analysis.families import LEVEL, PLAIN, Configuration, Family
+from gtrace.report.analysis.families import LEVEL, OUTCOMES, PLAIN, Configuration, Family
 from gtrace.report.analysis.safety import averaged_over
 from gtrace.report.names import bits_text, count, energy_share, listed, number, percent
-from gtrace.report.section import Block, FigureSpec, Numbers, Record, Section, Verdict, flat
+from gtrace.report.section import Block, Numbers, Record, Section, Verdict, flat
 from gtrace.report.sections import charts, checks, sweep_tables
 from gtrace.report.verdict import verdict_of
 
@@ -125,7 +122,7 @@ def _details(analysis: SweepAnalysis, most_layers: int | None) -> Iterator[Block
     if not analysis.configurations:
         return
     yield sweep_tables.configuration_table(analysis)
-    yield from sweep_figures(analysis)
+    yield from charts.sweep_figures(analysis)
     if analysis.safety.known and analysis.measured:
         yield checks.noise_table(analysis, most_layers)
     layers = sweep_tables.layer_tables(analysis)
@@ -137,109 +134,6 @@ def _details(analysis: SweepAnalysis, most_layers: int | None) -> Iterator[Block
         )
     if analysis.measured and len(analysis.tensors) > 1:
         yield sweep_tables.layer_table(analysis, most_layers)
-
-
-def sweep_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
-    """The figures of a sweep that have something to show."""
-    if any(c.bits > 0 and c.relative_variance > 0 and not c.partial for c in analysis.configurations):
-        yield FigureSpec(
-            "rate-distortion",
-            "Error against measured bits",
-            "Lower and further left is better. Each point is one configuration, summed over tensors and "
-            "steps; its bar spans the middle 80 % of the steps, each by itself. Circled points are "
-            "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn." + _noise_in_words(analysis),
-            lambda: figures.sweep.rate_distortion(analysis),
-            chart=lambda: charts.rate_distortion(analysis),
-            place="first",
-        )
-    if (analysis.per_step > 0).any():
-        yield charts.charted(
-            "variance-over-steps",
-            "Error over training",
-            f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}. Their bits differ: "
-            "point at one to see them, and rank no methods here. Each step by itself, without what a memory sends "
-            "later." + _noise_in_words(analysis),
-            lambda: charts.error_over_steps(analysis),
-            place="training",
-        )
-    if (analysis.per_tensor > 0).any() and len(analysis.tensors) > 1:
-        yield FigureSpec(
-            "layers",
-            "Error per layer",
-            "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value."
-            + (" Rows are named by block, or every few." if len(analysis.tensors) > MOST_NAMED else ""),
-            lambda: figures.sweep.layer_heatmap(analysis),
-            chart=lambda: charts.layers(analysis),
-            place="layers",
-        )
-    if len(analysis.steps) > 1 and (analysis.bits_per_step > 0).any():
-        marked = "Points below: levels and codes were fitted to that step." if analysis.fitted_at else ""
-        yield charts.charted(
-            "bits-over-steps",
-            "Bits over training",
-            "The configurations of the figure before, payload and shared bytes of all tensors. A method whose "
-            f"bits grow needs more of them as the gradients change. {marked}".rstrip(),
-            lambda: charts.bits_over_steps(analysis),
-            folded=True,
-            place="training",
-        )
-    if any(c.relative_variance > 0 and c.w1_normalized > 0 for c in analysis.configurations):
-        yield charts.charted(
-            "wasserstein",
-            "Wasserstein distance against variance",
-            "Each point is one configuration. Lower and further left is better. The Wasserstein distance compares "
-            "the values before and after as two heaps, whoever holds which; the variance compares them one by "
-            "one. Points far below the others keep the distribution better than their error says.",
-            lambda: charts.wasserstein(analysis),
-            folded=True,
-            place="details",
-        )
-    yield from _fit_figures(analysis)
-
-
-def _noise_in_words(analysis: SweepAnalysis) -> str:
-    if not analysis.safety.known:
-        return ""
-    average = f"the average over {analysis.safety.workers} workers"
-    return f" Beside them: the noise that gradients have without any codec, of one worker and of {average}."
-
-
-def _fit_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
-    n, specs = common_count(analysis.fits), {c.spec for c in analysis.configurations}
-    drawn = [fit for fit in analysis.fits if levels_on(fit, specs, n)]
-    others = drawn[1 : 1 + MOST_TENSORS]
-    how = (
-        f"Above, how the magnitudes r of the gradient lie on a logarithmic axis, and the part of the squared norm "
-        f"that they hold; below, the {n} levels of each method, 0 at the left end. Every method with {n} levels is "
-        "shown, so that they can be compared; methods that scale differently have panels of their own."
-    )
-
-    def levels(name: str, whose: str, which: str, fits: list[TensorFit]) -> FigureSpec:
-        return FigureSpec(
-            name,
-            f"Levels over the density of {whose}",
-            f"{how} The largest {which}.",
-            lambda: figures.sweep.levels_over_density(analysis, fits),
-            chart=lambda: charts.levels_over_density(analysis, fits),
-            folded=fits is others,
-            place="details",
-        )
-
-    if drawn:
-        yield levels("levels", "the gradient", f"tensor, at step {drawn[0].step:,}", drawn[:1])
-    if others:
-        yield levels("levels-of-other-tensors", "other tensors", "tensors after the first", others)
-    descents = [fit for fit in analysis.fits if fit.convergence is not None][:MOST_TENSORS]
-    if descents:
-        yield charts.charted(
-            "convergence",
-            "Convergence of coordinate descent",
-            "How far the objective is from the best one found, after each sweep over the levels, from uniform, "
-            "exponential and companding starts. The dotted line is one part in a million: arrived. A curve that "
-            "ends above it is caught in a local optimum.",
-            lambda: charts.convergence(descents),
-            place="details",
-        )
 
 
 def _numbers(
@@ -532,7 +426,7 @@ def side_by_side_verdict(pair: SideBySide) -> Iterator[str]:
         more = f" in the median, {low} to {high} times" if low != high else ""
         found = f"{pair.second} has {number(middle)} times the error of {pair.first}{more}"
         yield f"{count(len(pair.shared), 'configuration')} in both: {found}."
-        if pair.paired:
+        if any(found.cells for found in pair.shared):
             sure = sum(c.differs for c in pair.shared)
             none = sum(not c.by_elements.known for c in pair.shared)
             unsure = f"; {none} have too few steps to compare" if none else ""

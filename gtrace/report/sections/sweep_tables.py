@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.report.analysis.cells import CODED
-from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS, AtBits
 from gtrace.report.analysis.evidence import SIGNIFICANT, PairedComparison, Phase
-from gtrace.report.analysis.families import MEASURES, BDRate, Configuration, Family
+from gtrace.report.analysis.families import MEASURES, OUTCOMES, PREFERRED_BITS, AtBits, BDRate, Configuration, Family
 from gtrace.report.analysis.safety import Judgement, SafetyVerdict, samples, whose_gradient
 from gtrace.report.names import (
     MISSING,
@@ -26,7 +25,7 @@ from gtrace.report.names import (
     signed_percent,
 )
 from gtrace.report.section import FEW_ROWS, NOTHING, PARETO, Cell, Column, LayerTables, Table, column, value_cell, words
-from gtrace.report.statistics import THIRDS
+from gtrace.report.statistics import THIRDS, Interval
 from gtrace.report.verdict import ERROR_LIMIT, Candidate, candidates_of, choose, short_list
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.sweep import SweepAnalysis
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.section import Mark, Shown, Shows
-    from gtrace.report.statistics import Interval
 
 
 #: how a verdict on safety is set off

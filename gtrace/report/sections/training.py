@@ -10,29 +10,34 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.report.analysis.evidence import SIGNIFICANT
+from gtrace.report.analysis.families import method_of, short_spec
 from gtrace.report.analysis.runs import (
     BASELINE,
-    MOST_SHADOWS,
+    WINDOW,
     RankCosts,
     chosen_bits,
     common_loss,
     final_difference,
     known_mean,
     last_known,
+    running_mean,
     seconds_to_loss,
 )
 from gtrace.report.names import MISSING, count, listed, number, size
-from gtrace.report.section import FEW_ROWS, Cell, Numbers, Section, Table, column, flat, value_cell, words
+from gtrace.report.section import FEW_ROWS, Cell, Chart, Numbers, Panel, Section, Table, column, flat, value_cell, words
 from gtrace.report.sections import charts
 from gtrace.report.statistics import FEWEST_SEEDS, Interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from gtrace.kernels import Floats
+    from gtrace.report.analysis.runs import FinalLoss, LoggedRun, RunLogAnalysis, SeedGroup, ShadowCurve
+    from gtrace.report.section import Curve, FigureSpec, Record, Shows
 
-    from gtrace.report.analysis.runs import FinalLoss, LoggedRun, RunLogAnalysis, RunPool, SeedGroup, ShadowCurve
-    from gtrace.report.section import FigureSpec, Record, Shows
+
+#: More curves than this cannot be told apart.
+_MOST_SHADOWS = 8
 
 
 def runs_section(log: RunLogAnalysis) -> Section:
@@ -48,7 +53,13 @@ def runs_section(log: RunLogAnalysis) -> Section:
         kind="Training",
         name=log.name,
         sentences=said,
-        blocks=(*_tables(log, table, seeds), *run_figures(log)),
+        blocks=(
+            *([seeds] if seeds is not None else []),
+            *([table] if log.runs else []),
+            *([rank_table(log)] if log.has_ranks else []),
+            *([shadow_table(log)] if any(run.shadow for run in log.runs) else []),
+            *run_figures(log),
+        ),
         place="training",
         # The first codecs or runs, without notes.
         brief=dataclasses.replace(first, rows=first.rows[:FEW_ROWS], notes=()) if log.runs else None,
@@ -60,31 +71,20 @@ def runs_section(log: RunLogAnalysis) -> Section:
     )
 
 
-def pooled_section(pool: RunPool) -> Section:
+def pooled_section(logs: tuple[str, ...], pool: RunLogAnalysis) -> Section:
     """A task with several run logs."""
     return Section(
         kind="Training",
-        name=f"put together: {', '.join(pool.logs)}",
+        name=f"put together: {', '.join(logs)}",
         sentences=tuple(seeds_verdict(pool)) or ("No run was finished.",),
         blocks=(seed_table(pool, pool.notes),),
         place="training",
         together=True,
-        numbers=partial(_pooled_numbers, pool),
+        numbers=partial(_pooled_numbers, logs, pool),
     )
 
 
-def _tables(log: RunLogAnalysis, runs: Table, seeds: Table | None) -> Iterator[Table]:
-    if seeds is not None:
-        yield seeds
-    if log.runs:
-        yield runs
-    if log.has_ranks:
-        yield rank_table(log)
-    if any(run.shadow for run in log.runs):
-        yield shadow_table(log)
-
-
-def seed_table(log: RunLogAnalysis | RunPool, notes: Sequence[str] = ()) -> Table:
+def seed_table(log: RunLogAnalysis, notes: Sequence[str] = ()) -> Table:
     """One line per codec: mean over seeds, deviation, interval, and the paired difference to the uncompressed runs."""
     metric = log.groups[0].metric if log.groups else "test accuracy"
     sent = "encoded" if log.neural else "sent"
@@ -295,7 +295,7 @@ def _between_ranks(costs: RankCosts) -> list[str]:
     return [f"It takes {up}{second}, and {average}; {beside} ({count(costs.compared, 'step')} compared)."]
 
 
-def seeds_verdict(log: RunLogAnalysis | RunPool) -> list[str]:
+def seeds_verdict(log: RunLogAnalysis) -> list[str]:
     """One sentence per codec over seeds: its mean, its difference to the uncompressed runs, and how sure that is."""
     sentences = _leading(log.groups)
     for group in log.groups:
@@ -409,17 +409,17 @@ def _reached(run: LoggedRun, *, name: bool = True) -> str:
     return "no finite loss"
 
 
-def run_figures(analysis: RunLogAnalysis) -> Iterator[FigureSpec]:
+def run_figures(log: RunLogAnalysis) -> Iterator[FigureSpec]:
     """The figures of a run log that have something to show."""
-    neural = analysis.neural
+    neural = log.neural
     done = "encoded" if neural else "sent"
+    up = done if neural else "sent up"
     over: tuple[tuple[Literal["steps", "bits", "time"], str, str], ...] = (
         ("steps", "steps", "Running mean of the loss. Does the codec cost steps?"),
         (
             "bits",
             f"bytes {done}",
-            f"The same curves against what one worker has {done if neural else 'sent up'}, "
-            "payload and shared bytes: further left is cheaper.",
+            f"The same curves against what one worker has {up}, payload and shared bytes: further left is cheaper.",
         ),
         (
             "time",
@@ -429,41 +429,103 @@ def run_figures(analysis: RunLogAnalysis) -> Iterator[FigureSpec]:
         ),
     )
     for against, what, caption in over:
+        chart = training_curves(log, against)
         # A program's loss may be unseen, and time need not be simulated.
-        if charts.training_curves(analysis, against).panels:
-            chart = partial(charts.training_curves, analysis, against)
+        if chart.panels:
             yield charts.charted(f"training-over-{against}", f"Training against {what}", caption, chart)
-    if any((run.bits > 0).any() for run in analysis.runs):
+    if any((run.bits > 0).any() for run in log.runs):
+        curves: list[Curve] = []
+        for run, name, point in _named(log):
+            curves += charts.thinned(name, run.steps, run.bits, point, form="plain", method=method_of(run.spec))
+            at, label = np.isin(run.steps, run.updates), f"{name}, {charts.FITTED}"
+            curves += charts.thinned(label, run.steps[at], run.bits[at], point, form="points")
         yield charts.charted(
             "training-bits",
             "Bits over training",
-            f"Bits per value that one worker {'encoded' if neural else 'sent up'} in each step, payload and shared "
-            "bytes. Points on a curve: its levels or codes were fitted.",
-            lambda: charts.bits_of_runs(analysis),
+            f"Bits per value that one worker {up} in each step, payload and shared bytes. Points on a curve: its "
+            "levels or codes were fitted.",
+            charts.one_panel(curves, "", log.step_name, charts.BITS, log_y=True),
         )
-    if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
+    if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in log.runs):
+        curves = []
+        for run, name, point in _named(log):
+            error = _smooth(run.relative_variance)
+            curves += charts.thinned(name, run.steps, error, point, form="plain", method=method_of(run.spec))
         yield charts.charted(
             "neural-gradients" if neural else "averaged-gradient",
             "Error of the neural gradients" if neural else "Error of the averaged gradient",
             "The codec's error on the gradients that enter the layers' backward passes, all layers together."
             if neural
             else "What is left of the codec's error after the workers' decoded gradients are averaged.",
-            lambda: charts.error_of_runs(analysis),
+            charts.one_panel(curves, "", log.step_name, charts.LOST, log_y=True, percent=True),
         )
-    for k, run in enumerate(run for run in analysis.runs if run.shadow):
-        most = len(run.shadow) > MOST_SHADOWS
-        left_out = f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if most else ""
-        yield charts.charted(
-            f"weight-gradients{f'-{k + 1}' if k else ''}",
-            f"Weight gradients with {run.spec}",
-            "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
-            "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
-            f"first layer.{left_out}",
-            lambda run=run: charts.weight_gradient_cosines(run),  # type: ignore[misc]
-        )
+    for k, run in enumerate(run for run in log.runs if run.shadow):
+        yield _shadow_figure(run, f"weight-gradients{f'-{k + 1}' if k else ''}")
 
 
-def _last(values: NDArray[np.float64]) -> float:
+def _shadow_figure(run: LoggedRun, name: str) -> FigureSpec:
+    """Cosine of each weight gradient to the exact one: its layer compressed alone, and all layers."""
+    # The lowest means, in the order of the model; those that have none come last.
+    order = sorted(run.shadow, key=lambda curve: float(np.nan_to_num(known_mean(curve.cosine), nan=2.0)))
+    kept = {curve.tensor for curve in order[:_MOST_SHADOWS]}
+    panels = []
+    for part, title in (("cosine_alone", "this layer alone"), ("cosine", "all layers")):
+        curves: list[Curve] = []
+        for shadow in (curve for curve in run.shadow if curve.tensor in kept):
+            curves += charts.thinned(shadow.tensor, shadow.steps, getattr(shadow, part), positive=False)
+        panels.append(Panel(tuple(curves), title, charts.STEP, "cosine to the exact gradient"))
+    most = len(run.shadow) > _MOST_SHADOWS
+    left_out = f" The {_MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if most else ""
+    return charts.charted(
+        name,
+        f"Weight gradients with {run.spec}",
+        "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
+        "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
+        f"first layer.{left_out}",
+        Chart(tuple(panels)),
+    )
+
+
+def training_curves(log: RunLogAnalysis, against: Literal["steps", "bits", "time"]) -> Chart:
+    """Running mean of the training loss, and the tests, against steps, bytes that one worker has sent, or seconds."""
+    losses: list[Curve] = []
+    tests: list[Curve] = []
+    accuracy = any(np.isfinite(run.accuracy).any() for run in log.runs)
+    for run, name, point in _named(log):
+        x = {"steps": run.steps, "bits": run.sent / 8, "time": run.sim_seconds}[against]
+        at = {"steps": run.eval_steps, "bits": run.eval_sent / 8, "time": run.eval_sim_seconds}[against]
+        losses += charts.thinned(name, x, _smooth(run.loss), point, form="plain", method=method_of(run.spec))
+        tests += charts.thinned(
+            name, at, run.accuracy if accuracy else run.eval_loss, point, method=method_of(run.spec)
+        )
+    what = "encoded" if log.neural else "sent"
+    x_label = {"steps": log.step_name, "bits": f"bytes {what} by one worker", "time": "simulated seconds"}[against]
+    log_x, tested = against == "bits", "accuracy" if accuracy else "loss"
+    panels = [
+        Panel(tuple(losses), "Training loss, running mean", x_label, "loss", log_x=log_x, log_y=True),
+        Panel(tuple(tests), f"Test {tested}", x_label, tested, log_x=log_x, percent=accuracy),
+    ]
+    return Chart(tuple(panel for panel in panels if panel.curves))
+
+
+def _named(log: RunLogAnalysis) -> list[tuple[LoggedRun, str, list[str]]]:
+    """Each run with the name that all runs of its codec share, and what its points are called if there are seeds."""
+    short = {run.spec: "uncompressed" if run.spec == BASELINE else short_spec(run.spec) for run in log.runs}
+    names = {spec: name if list(short.values()).count(name) == 1 else spec for spec, name in short.items()}
+    seeds = len({run.seed for run in log.runs}) > 1
+    return [
+        (run, name, [f"{name}, seed {run.seed}"] if seeds else []) for run in log.runs for name in [names[run.spec]]
+    ]
+
+
+def _smooth(values: Floats) -> Floats:
+    smooth = np.full(len(values), math.nan)
+    known = np.isfinite(values)
+    smooth[known] = running_mean(values[known], max(int(known.sum() * WINDOW), 1))
+    return smooth
+
+
+def _last(values: Floats) -> float:
     return float(values[-1]) if len(values) else math.nan
 
 
@@ -487,11 +549,12 @@ def _numbers(log: RunLogAnalysis) -> Numbers:
     return Numbers({"runs": json}, tuple(records), {"runs": rows})
 
 
-def _pooled_numbers(pool: RunPool) -> Numbers:
+def _pooled_numbers(logs: tuple[str, ...], pool: RunLogAnalysis) -> Numbers:
     groups = [flat(group) for group in pool.groups]
-    common = {"results": list(pool.logs), "workers": pool.workers, "averaged": pool.averaged}
+    about = {name: getattr(pool, name) for name in ("task", "workers", "averaged", "neural")}
+    common = {"results": list(logs), "workers": pool.workers, "averaged": pool.averaged}
     return Numbers(
-        {"pooled_runs": {**dataclasses.asdict(pool), "groups": groups}},
+        {"pooled_runs": {**about, "logs": logs, "groups": groups, "notes": pool.notes}},
         tuple({"record": "pooled_seeds", **common, **group} for group in groups),
     )
 

@@ -19,7 +19,7 @@ from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings
 from gtrace.costs import Cluster, parse_network
 from gtrace.errors import UsageError
 from gtrace.report import analyze_runs
-from gtrace.report.analysis.runs import chosen_bits, common_loss, seconds_to_loss
+from gtrace.report.analysis.runs import common_loss
 from gtrace.report.names import duration, size
 from gtrace.report.sections.savings import savings_json
 from gtrace.report.sections.training import noise_sentences
@@ -112,7 +112,7 @@ def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: 
     else:
         print_table(study, logged, target)
     for (spec, of_seed), run in logged.items():
-        if chosen := chosen_bits(run):
+        if chosen := run.chosen_bits:
             echo(f"bits of {spec}{f', seed {of_seed}' if len(study.seeds) > 1 else ''}: {chosen}")
     for sentence in noise_sentences(log):
         echo(sentence)
@@ -134,7 +134,7 @@ def _as_dict(result: RunResult, workers: int, logged: Logged | None, target: flo
     }
     return {
         **pick(result, "run", "seed", "steps", "finished", "loss", "accuracy", "seconds", "sim_seconds"),
-        "seconds_to_common_loss": math.nan if logged is None else seconds_to_loss(logged, target),
+        "seconds_to_common_loss": math.nan if logged is None else logged.seconds_to_loss(target),
         "codec_bits": [] if logged is None else _changes(logged),
         "diverged": bool(result.diverged),
         **pick(tally, "bits", "down_bits", "shared_bits", "envelope_bits", "ratio", "sparsity", "nonfinite"),
@@ -342,7 +342,7 @@ def _columns(study: Study, logged: dict[tuple[str, int], Logged], target: float)
     if timed:
         columns["time"] = [_number(r.sim_seconds / max(1, r.steps), duration) for r in results]
     if aimed:
-        columns["to loss"] = [_number(seconds_to_loss(logged[r.run, r.seed], target), duration) for r in results]
+        columns["to loss"] = [_number(logged[r.run, r.seed].seconds_to_loss(target), duration) for r in results]
     return columns
 
 

@@ -1,9 +1,8 @@
 """Results turned into tables, figures and a page.
 
 ``load_report`` and ``make_report`` read results into a :class:`Report`; ``write_html``, ``write_report`` and
-``print_report`` put it into words; ``analyze`` and ``analyze_runs`` give the bare numbers. The functions of
-``figures`` and ``training`` take those and return matplotlib Figures, and ``draw`` makes any figure of a report by
-its name, one of ``figure_names``.
+``print_report`` put it into words; ``analyze`` and ``analyze_runs`` give the bare numbers. ``draw`` makes any figure
+of a report by its name, one of ``figure_names``, as a matplotlib Figure.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from scipy import stats
 
 from gtrace.errors import TraceError
 from gtrace.report import make_report, to_html, to_markdown
-from gtrace.report.analysis.runs import analyze_runs, common_loss, running_mean, seconds_to_loss
+from gtrace.report.analysis.runs import analyze_runs, common_loss, running_mean
 from gtrace.report.sections.training import difference_text, runs_section, runs_verdict, shadow_table, training_curves
 from gtrace.report.statistics import Interval
 from gtrace.runlog import read_runlog
@@ -142,11 +142,11 @@ def test_seconds_to_a_loss_are_those_of_the_running_mean():
     means = [np.mean(FALLING[max(0, k - window + 1) : k + 1]) for k in range(40)]
     assert running_mean(np.array(FALLING), window) == pytest.approx(means)
     for target in (1.9, 1.5, 1.02):
-        assert seconds_to_loss(run, target) == 2.0 * (1 + next(k for k in range(1, 40) if means[k] <= target))
-    assert math.isnan(seconds_to_loss(run, 0.9))
+        assert run.seconds_to_loss(target) == 2.0 * (1 + next(k for k in range(1, 40) if means[k] <= target))
+    assert math.isnan(run.seconds_to_loss(0.9))
     # One lucky first batch is no arrival.
     (run,) = analysis(records("none", [0.1] + [2.0] * 38 + [0.1])).runs
-    assert math.isnan(seconds_to_loss(run, 0.5))
+    assert math.isnan(run.seconds_to_loss(0.5))
 
 
 # Programs of one's own: real ranks, one process, several encodings

@@ -29,7 +29,7 @@ def swept(factor, layers=("a", "b"), steps=STEPS, methods=("qsgd", "nuqsgd"), se
 def test_the_same_codecs_are_paired_on_what_both_have():
     report = make_report([swept(1.0, seed=1), swept(1.3, seed=2, layers=("b", "c"), steps=STEPS[5:])])
     (pair,) = report.side_by_side
-    assert (pair.tensors, pair.steps, pair.same_trace, pair.paired) == (1, 25, None, True)
+    assert (pair.tensors, pair.steps, pair.same_trace, any(found.cells for found in pair.shared)) == (1, 25, None, True)
     assert [c.spec.split(":")[0] for c in pair.shared] == ["qsgd", "nuqsgd"]
     for found in pair.shared:
         assert (found.cells, found.ratio) == (25, pytest.approx(1.3, rel=0.02))
@@ -46,7 +46,7 @@ def test_what_is_in_one_sweep_alone_and_nothing_in_common_is_said():
     assert "Only in sweep 1: alq:bits=2" in to_markdown(report)
     report = make_report([swept(1.0, layers=("a",), trace="x"), swept(2.0, layers=("c",), trace="y")])
     (pair,) = report.side_by_side
-    assert (pair.tensors, pair.same_trace, pair.paired) == (0, False, False)
+    assert (pair.tensors, pair.same_trace, any(found.cells for found in pair.shared)) == (0, False, False)
     assert all(not c.by_elements.known and math.isfinite(c.ratio) for c in pair.shared)
     assert "No tensor at any step is in both" in to_markdown(report)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gtrace.costs import Network
 from gtrace.errors import TraceError
-from gtrace.report.analysis.runs import WINDOW, LoggedRun, analyze_runs, running_mean, seconds_to_loss
+from gtrace.report.analysis.runs import WINDOW, LoggedRun, analyze_runs, running_mean
 from gtrace.training import ParameterServerClock, load_task
 from gtrace.training.tasks import require_torch
 from gtrace_experiments.reproduce._training import studied
@@ -73,18 +73,18 @@ class Measured:
 
     def reached(self, name: str, loss: float) -> str:
         """How many seeds get to a loss, as ``2 of 3``."""
-        found = [math.isfinite(seconds_to_loss(run, loss)) for run in self.runs[name]]
+        found = [math.isfinite(run.seconds_to_loss(loss)) for run in self.runs[name]]
         return f"{sum(found)} of {len(found)}"
 
     def seconds(self, name: str, loss: float) -> float:
         """Mean over seeds of the simulated seconds to a loss; infinite where a seed does not get there."""
-        found = [seconds_to_loss(run, loss) for run in self.runs[name]]
+        found = [run.seconds_to_loss(loss) for run in self.runs[name]]
         return float(np.mean(np.where(np.isnan(found), np.inf, found)))
 
     def earlier(self, name: str, other: str, loss: float) -> int:
         """In how many seeds one run gets to a loss and takes less time than another, which may not get there."""
         pairs = (
-            [seconds_to_loss(run, loss) for run in pair] for pair in zip(self.runs[name], self.runs[other], strict=True)
+            [run.seconds_to_loss(loss) for run in pair] for pair in zip(self.runs[name], self.runs[other], strict=True)
         )
         return sum(ours < theirs or (math.isfinite(ours) and math.isnan(theirs)) for ours, theirs in pairs)
 

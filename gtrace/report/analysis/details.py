@@ -96,6 +96,11 @@ class TensorFit:
     levels: tuple[LevelSet, ...]
     convergence: Convergence | None
 
+    @property
+    def label(self) -> str:
+        """The tensor in words."""
+        return "whole model" if self.tensor == WHOLE_MODEL else self.tensor
+
 
 def read_fits(result: SweepResult) -> tuple[TensorFit, ...]:
     """The details of a sweep, largest tensor first, a whole model's own last."""

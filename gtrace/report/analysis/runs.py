@@ -46,29 +46,6 @@ def common_loss(runs: Sequence[LoggedRun]) -> float:
     return float(f"{math.ceil(worst / unit) * unit:.3g}")
 
 
-def seconds_to_loss(run: LoggedRun, loss: float) -> float:
-    """Simulated seconds until the running mean of the training loss, over a twentieth of the run, is at ``loss``.
-
-    NaN if it never is, or where no time was simulated. The first steps, before a whole window, do not count.
-    """
-    known = np.isfinite(run.loss)
-    window = max(int(known.sum() * WINDOW), 1)
-    reached = np.flatnonzero(running_mean(run.loss[known], window)[window - 1 :] <= loss)
-    return float(run.sim_seconds[known][window - 1 + reached[0]]) if reached.size else math.nan
-
-
-def chosen_bits(run: LoggedRun) -> str:
-    """The bits that a policy chose, with the step each began at: ``2, 3 from 15, 4 from 40``; empty without one."""
-    bits = run.codec_bits[np.isfinite(run.codec_bits)].astype(int)
-    if not bits.size:
-        return ""
-    steps = run.steps[np.isfinite(run.codec_bits)]
-    changes = np.flatnonzero(np.diff(bits)) + 1
-    if changes.size <= _SHOWN:
-        return ", ".join([str(bits[0]), *(f"{bits[k]} from {steps[k]}" for k in changes)])
-    return f"{bits.min()} to {bits.max()}, mean {bits.mean():.2f}, last {bits[-1]}"
-
-
 @dataclass(frozen=True, slots=True)
 class ShadowCurve:
     """How far one weight gradient was from the exact one, over the shadow passes of a run.
@@ -200,6 +177,42 @@ class LoggedRun:
         """Mean over steps of the averaged gradient's relative variance, NaN if it was not logged."""
         return known_mean(self.relative_variance)
 
+    def seconds_to_loss(self, loss: float) -> float:
+        """Simulated seconds until the running mean of the training loss, over a twentieth of the run, is at ``loss``.
+
+        NaN if it never is, or where no time was simulated. The first steps, before a whole window, do not count.
+        """
+        known = np.isfinite(self.loss)
+        window = max(int(known.sum() * WINDOW), 1)
+        reached = np.flatnonzero(running_mean(self.loss[known], window)[window - 1 :] <= loss)
+        return float(self.sim_seconds[known][window - 1 + reached[0]]) if reached.size else math.nan
+
+    @property
+    def chosen_bits(self) -> str:
+        """The bits that a policy chose, with the step each began at: ``2, 3 from 15, 4 from 40``; empty without one."""
+        bits = self.codec_bits[np.isfinite(self.codec_bits)].astype(int)
+        if not bits.size:
+            return ""
+        steps = self.steps[np.isfinite(self.codec_bits)]
+        changes = np.flatnonzero(np.diff(bits)) + 1
+        if changes.size <= _SHOWN:
+            return ", ".join([str(bits[0]), *(f"{bits[k]} from {steps[k]}" for k in changes)])
+        return f"{bits.min()} to {bits.max()}, mean {bits.mean():.2f}, last {bits[-1]}"
+
+    def final_difference(self, baseline: LoggedRun) -> Interval:
+        """How much higher the final training loss is than another run's, with its interval over steps.
+
+        The last tenth of the steps is paired step by step, so that what a mini-batch does to both counts for nothing.
+        Without an interval if the runs have different steps.
+        """
+        estimate = self.final_loss - baseline.final_loss
+        if len(self.steps) != len(baseline.steps) or (self.steps != baseline.steps).any():
+            return Interval(estimate, why=f"{len(self.steps)} steps against {len(baseline.steps)}")
+        last = max(len(self.steps) // 10, 1)
+        paired = self.loss[-last:] - baseline.loss[-last:]
+        found = bootstrap(paired, np.ones(last), Key.derive(self.seed, tensor=self.spec))
+        return found if math.isfinite(found.estimate) else replace(found, estimate=estimate)
+
 
 def known_mean(values: Floats) -> float:
     """Mean of the finite values, NaN if there are none."""
@@ -211,21 +224,6 @@ def last_known(values: Floats) -> float:
     """The last finite value, NaN without one."""
     known = values[np.isfinite(values)]
     return float(known[-1]) if len(known) else math.nan
-
-
-def final_difference(run: LoggedRun, baseline: LoggedRun) -> Interval:
-    """How much higher a run's final training loss is than another's, with its interval over steps.
-
-    The last tenth of the steps is paired step by step, so that what a mini-batch does to both runs counts for nothing.
-    Without an interval if the runs have different steps.
-    """
-    estimate = run.final_loss - baseline.final_loss
-    if len(run.steps) != len(baseline.steps) or (run.steps != baseline.steps).any():
-        return Interval(estimate, why=f"{len(run.steps)} steps against {len(baseline.steps)}")
-    last = max(len(run.steps) // 10, 1)
-    paired = run.loss[-last:] - baseline.loss[-last:]
-    found = bootstrap(paired, np.ones(last), Key.derive(run.seed, tensor=run.spec))
-    return found if math.isfinite(found.estimate) else replace(found, estimate=estimate)
 
 
 Metric = Literal["test accuracy", "test loss", "training loss"]
@@ -360,7 +358,7 @@ def final_losses(runs: Sequence[LoggedRun], groups: Sequence[SeedGroup]) -> list
         steps, seeds = len(own[0].steps), len(group.seeds)
         difference = group.difference
         if seeds == 1 and own[0].seed == plain.seed:
-            difference = final_difference(own[0], plain)
+            difference = own[0].final_difference(plain)
         wrong = next(filter(None, (_went_wrong(run, plain) for run in own)), "")
         ends = (group.mean, exact.mean, difference, group.ratio, wrong)
         found.append(FinalLoss(group.spec, seeds, steps, max(steps // 10, 1), *ends))

@@ -15,7 +15,6 @@ from gtrace.report.analysis.details import MOST_NAMED, Density, TensorFit, commo
 from gtrace.report.figures import style
 from gtrace.report.figures.charts import Label, label_curves, list_curves
 from gtrace.report.names import count, literal, number, shorten, shorten_all
-from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -272,7 +271,7 @@ def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> F
     families = {c.spec: c.family for c in analysis.configurations}
     panels = []
     for fit in fits:
-        tensor = "whole model" if fit.tensor == WHOLE_MODEL else shorten(literal(fit.tensor), _TENSOR)
+        tensor = shorten(literal(fit.label), _TENSOR)
         for density, sets in levels_on(fit, families, common_count(analysis.fits)):
             named = [(families[own.spec], own.levels) for own in sets]
             rows = [(shorten(literal(label), _METHOD), looks[label], levels) for label, levels in named]

@@ -12,7 +12,6 @@ from gtrace.report.analysis.details import MOST_NAMED, MOST_TENSORS, TensorFit, 
 from gtrace.report.analysis.families import PREFERRED_BITS
 from gtrace.report.names import number
 from gtrace.report.section import Chart, Curve, FigureSpec, HeatMap, Panel
-from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -209,7 +208,7 @@ def _fit_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
         for start, objective in found.objective.items():
             y = np.maximum(objective / found.best - 1, _ARRIVED)
             curves += thinned(start, np.arange(len(y)), y)
-        labels = (f"{_tensor(fit)}, {found.spec}", "sweep (0: the start)", "objective / best − 1")
+        labels = (f"{fit.label}, {found.spec}", "sweep (0: the start)", "objective / best − 1")
         panels.append(Panel(tuple(curves), *labels, log_y=True, lines=(("arrived", _ARRIVED),)))
     if panels:
         yield charted(
@@ -236,7 +235,7 @@ def _levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit], n: 
             shown: list[Curve] = []
             for name, values in (("values", density.share), ("squared norm", density.energy)):
                 shown += thinned(name, middle, values[there] / octaves, form="plain")
-            title = f"{_tensor(fit)}: r = |g| / {density.law}"
+            title = f"{fit.label}: r = |g| / {density.law}"
             panels.append(Panel(tuple(shown), title, "r", "share per octave", log_x=True))
             rows = [families[own.spec] for own in sets]
             curves: list[Curve] = []
@@ -245,7 +244,3 @@ def _levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit], n: 
                 curves += thinned(name, x, np.full(len(x), row), positive=False, form="points")
             panels.append(Panel(tuple(curves), x_label=f"r, {n} levels; 0 is not drawn", log_x=True, rows=tuple(rows)))
     return Chart(tuple(panels), columns=1)
-
-
-def _tensor(fit: TensorFit) -> str:
-    return "whole model" if fit.tensor == WHOLE_MODEL else fit.tensor

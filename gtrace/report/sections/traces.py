@@ -62,9 +62,7 @@ def section_json(section: LawSection) -> dict[str, Any]:
             }
             for cell in section.cells
         ],
-        "cosines": [
-            {"step": c.step, "homogeneous": c.homogeneous, "heterogeneous": c.heterogeneous} for c in section.cosines
-        ],
+        "cosines": [dataclasses.asdict(cosines) for cosines in section.cosines],
     }
 
 

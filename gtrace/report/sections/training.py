@@ -11,18 +11,7 @@ import numpy as np
 
 from gtrace.report.analysis.evidence import SIGNIFICANT
 from gtrace.report.analysis.families import method_of, short_spec
-from gtrace.report.analysis.runs import (
-    BASELINE,
-    WINDOW,
-    RankCosts,
-    chosen_bits,
-    common_loss,
-    final_difference,
-    known_mean,
-    last_known,
-    running_mean,
-    seconds_to_loss,
-)
+from gtrace.report.analysis.runs import BASELINE, WINDOW, RankCosts, common_loss, known_mean, last_known, running_mean
 from gtrace.report.names import MISSING, count, listed, number, size
 from gtrace.report.section import FEW_ROWS, Cell, Chart, Numbers, Panel, Section, Table, column, flat, value_cell, words
 from gtrace.report.sections import charts
@@ -151,9 +140,11 @@ def run_table(analysis: RunLogAnalysis) -> Table:
         columns.append(column("simulated time", lambda run: in_seconds(last_known(run.sim_seconds)), whole, 1))
     if math.isfinite(target):
         hint = "simulated time until the running mean of the training loss, over a twentieth of the run, is there"
-        columns.append(column(f"time to loss {target:g}", lambda run: in_seconds(seconds_to_loss(run, target)), hint))
-    if any(chosen_bits(run) for run in analysis.runs):
-        columns.append(words("bits chosen", chosen_bits, "by the policy, with the step from which on", 2))
+        columns.append(column(f"time to loss {target:g}", lambda run: in_seconds(run.seconds_to_loss(target)), hint))
+    if any(run.chosen_bits for run in analysis.runs):
+        columns.append(
+            words("bits chosen", lambda run: run.chosen_bits, "by the policy, with the step from which on", 2)
+        )
     notes = _about_runs(analysis, target) if not analysis.linear else ["Ratio: bits of float32 over bits moved."]
     return Table.of("Training runs", analysis.runs, columns, notes=tuple(notes), empty="No training step was logged.")
 
@@ -250,7 +241,7 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
                 math.isfinite(x) for x in (run.final_accuracy, run.final_eval_loss, baseline.final_eval_loss)
             )
             by_loss = by_loss and math.isfinite(run.final_loss - baseline.final_loss)
-            more = f" ({loss_difference(final_difference(run, baseline))})" if by_loss else ""
+            more = f" ({loss_difference(run.final_difference(baseline))})" if by_loss else ""
             parts.append(f"uncompressed {_reached(baseline, name=False)}{more}")
         if math.isfinite(run.ratio) and run.spec != BASELINE:
             parts.append(f"{number(run.ratio)} times {fewer}")

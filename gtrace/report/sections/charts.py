@@ -100,7 +100,7 @@ def sweep_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
         )
     if len(analysis.steps) > 1 and (analysis.bits_per_step > 0).any():
         # Below the curves, the steps at which levels and codes were fitted.
-        lowest = analysis.bits_per_step[np.isfinite(analysis.bits_per_step)].min()
+        lowest = analysis.bits_per_step[np.isfinite(analysis.bits_per_step)].min(initial=np.inf)
         fitted = np.intersect1d(analysis.fitted_at, analysis.steps)
         points = thinned(FITTED, fitted, np.full(len(fitted), 0.9 * lowest), form="points")
         marked = "Points below: levels and codes were fitted to that step." if analysis.fitted_at else ""

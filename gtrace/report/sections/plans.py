@@ -255,14 +255,14 @@ def _numbers(plan: Plan) -> Numbers:
 
 def plan_figures(plan: Plan) -> Iterator[FigureSpec]:
     """The figures of a plan."""
-    bits, this = "measured bits per value", (plan.totals.bits, plan.totals.error)
+    bits = "measured bits per value"
     curves: list[Curve] = []
     for method in dict.fromkeys(one.codec.partition(":")[0] for one in plan.uniforms):
         of = [one for one in plan.uniforms if one.codec.partition(":")[0] == method]
         x, y = [one.bits for one in of], [one.error for one in of]
         curves += charts.thinned(f"{method} for all", x, y, method=method, form="points")
     curves += charts.thinned("a codec for each", [p.bits for p in plan.frontier], [p.error for p in plan.frontier])
-    curves += charts.thinned("this plan", this[:1], this[1:], form="points")
+    curves += charts.thinned("this plan", [plan.totals.bits], [plan.totals.error], form="points")
     y_label = "relative error" if plan.horizon is None else f"noise ratio at {count(plan.horizon.steps, 'step')}"
     yield charts.charted(
         "plan-frontier",

@@ -223,7 +223,7 @@ def _fit_figures(analysis: SweepAnalysis) -> Iterator[FigureSpec]:
 
 
 def _levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit], n: int) -> Chart:
-    """Densities of the magnitudes, and below each the ``n`` levels of every configuration that has so many."""
+    """Densities of the magnitudes, and below each the levels of every configuration that has ``n``."""
     families = {c.spec: c.family for c in analysis.configurations}
     panels = []
     for fit in fits:

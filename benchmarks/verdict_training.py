@@ -100,7 +100,9 @@ def losses(log: Path, *training: object) -> dict[str, float]:
     for line in log.read_text().splitlines():
         record = json.loads(line)
         if record["type"] == "step":
-            found.setdefault(record["run"], []).append(record["loss"])
+            own = found.setdefault(record["run"], [])
+            # A run that has diverged counts with the loss that it began with.
+            own.append(own[0] if record["loss"] is None else record["loss"])
     return {run: float(np.log(loss[-(len(loss) // 10) :]).mean()) for run, loss in found.items()}
 
 

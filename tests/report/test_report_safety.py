@@ -163,6 +163,15 @@ def test_verdicts_follow_from_the_prediction_whatever_the_plain_ratio_says(costs
     assert [j.close for j in found.values()] == [False, False, True, False, False]
 
 
+def test_noise_of_many_times_the_gradients_energy_is_not_safe_whatever_is_predicted(costs):
+    costs(costs_of({"a": 1e-4, "b": 1e-4}))
+    # The average of four workers has the energy 1 + 2 / 4, and the noise of a codec 2 / 4 times its ratio.
+    found = verdicts({"a": (11.0, 0.0), "b": (13.0, 0.0)})
+    assert [(j.verdict, j.close) for j in found.values()] == [("safe", False), ("cannot tell", False)]
+    assert [j.noise for j in found.values()] == pytest.approx([11 / 3, 13 / 3], rel=0.02)
+    assert found["b"].reason.endswith("its noise has 4.4 times the gradient's energy, with which training may diverge")
+
+
 ADAM = {"kind": "Adam", "betas": [0.9, 0.999]}
 
 

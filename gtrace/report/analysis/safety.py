@@ -38,6 +38,9 @@ SAFE_SHORTER = 0.05
 MADE_UP = 0.5
 #: Bias over the norm of the expected gradient up to which descent stays descent: a cosine of at least 0.995 to it.
 SAFE_BIAS = 0.1
+#: Noise over the energy of the average gradient up to which a prediction is believed: nine times as much made training
+#: from the start diverge where little cost was predicted (docs/noise.md).
+MOST_NOISE = 4.0
 #: A smaller part of the batch, or of a step's progress, can't be seen in a training.
 SEEN = 0.005
 #: With a smaller part of the batch left, or of a step's progress, nothing is learned.
@@ -166,6 +169,7 @@ class Judgement:
         ratio: variance of Q(g) over the noise of g, with its interval over steps; unknown if the bias is.
         bias: norm of the bias over that of the expected gradient, 0 for an unbiased codec.
         bounded: the bias is not known, and ``bias`` is what it is at most.
+        noise: variance of the average that is sent over the energy of the average gradient.
     """
 
     verdict: SafetyVerdict
@@ -174,6 +178,7 @@ class Judgement:
     ratio: Interval = UNKNOWN
     bias: float = math.nan
     bounded: bool = False
+    noise: float = 0.0
 
     @property
     def close(self) -> bool:
@@ -182,7 +187,7 @@ class Judgement:
         if found is None or self.verdict == "safe":
             return False
         likely = found.equivalent >= (1 - SAFE_COST) * found.batch and found.lost <= SAFE_COST
-        return likely and found.shorter <= MADE_UP
+        return likely and found.shorter <= MADE_UP and self.noise <= MOST_NOISE
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +303,8 @@ def judge(sums: Sums, order: Ints, provenance: Mapping[str, Any], outlook: Outlo
     for c in order:
         ratio = ratio_of_sums(by_step["variance"][c], by_step["noise"][c]) if split[c] else UNKNOWN
         bias = ratio_of_sums(by_step["bias"][c], by_step["signal"][c])
-        judged[table.specs[c]] = _judgement(outlook, table.specs[c], ratio, bias, bounded=not split[c])
+        energies = (float(by_step[name][c].sum()) for name in ("variance", "signal", "noise"))
+        judged[table.specs[c]] = _judgement(outlook, table.specs[c], ratio, bias, *energies)
     workers = workers_of(provenance)
     return Safety(
         why="",
@@ -313,17 +319,25 @@ def judge(sums: Sums, order: Ints, provenance: Mapping[str, Any], outlook: Outlo
     )
 
 
-def _judgement(outlook: Outlook, spec: str, ratio: Interval, square: Interval, *, bounded: bool) -> Judgement:
+def _judgement(
+    outlook: Outlook, spec: str, ratio: Interval, square: Interval, variance: float, signal: float, gradient_noise: float
+) -> Judgement:
+    bounded = math.isnan(variance)
     # Sums of unbiased estimates may be negative where the expected gradient is lost in its noise.
     bias = math.sqrt(square.estimate) if square.estimate >= 0 else math.inf
     most = math.sqrt(square.high) if square.known and square.high >= 0 else math.inf
     found = outlook.predict(spec)
     if found is not None and found.known:
-        return Judgement(verdict_on(found), cost_in_words(found, outlook.horizon), found, ratio, bias, bounded)
+        verdict, reason = verdict_on(found), cost_in_words(found, outlook.horizon)
+        energy = outlook.workers * max(signal, 0.0) + gradient_noise
+        noise = variance / energy if variance > 0 and energy > 0 else 0.0
+        if verdict == "safe" and noise > MOST_NOISE:
+            verdict = "cannot tell"
+            reason += f"; its noise has {number(noise, 2)} times the gradient's energy, with which training may diverge"
+        return Judgement(verdict, reason, found, ratio, bias, bounded, noise)
     # Without a prediction small errors are safe, and noise of which the plain ratio is small.
     why = outlook.why or (NOT_MEASURED if found is None else found.why)
-    verdict: SafetyVerdict = "cannot tell"
-    reason = f"the cost of its noise is not known: {why}"
+    verdict, reason = "cannot tell", f"the cost of its noise is not known: {why}"
     small = bias == 0 or most < SAFE_BIAS
     lost = ratio.high / (1 + ratio.high) if ratio.known else math.inf
     if small and bounded:

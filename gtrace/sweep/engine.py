@@ -21,6 +21,7 @@ import traceback
 import warnings
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -28,6 +29,7 @@ from gtrace.errors import GtraceError, TraceError
 from gtrace.kernels._jit import nothing_compiled
 from gtrace.sweep.jobs import Block, Job, Settings
 from gtrace.sweep.replay import Replay, batches
+from gtrace.sweep.schema import EXPECTATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,6 +51,8 @@ _PATIENCE = 1.0
 _FIRST = 0.1
 #: elements of a tensor after which a worker gives freed memory back; for smaller ones it is needed again at once
 _LARGE = 1 << 22
+#: elements of the largest tensor on which other processes try each method for the kernels that it needs
+_REHEARSED = 1 << 18
 #: glibc's M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, in bytes
 _MALLOC = {-1: 1 << 29, -2: 1 << 25, -3: 1 << 25}
 #: prctl's request for a signal when the parent dies
@@ -429,7 +433,14 @@ def run_jobs(
     if workers.number > 1 and tasks:
         # One tensor is enough to load the kernels of all, which happens before there are workers.
         tasks[-1:] = [part for part in (tasks[-1][:-1], tasks[-1][-1:]) if part]
-    others = _rehearse(tasks, run, workers) if tasks and nothing_compiled() and workers.processes else []
+    others = []
+    if tasks and nothing_compiled() and workers.processes:
+        # Others than the first task has, so that their kernels are compiled, too.
+        some = [batch[0] for batch in tasks if len(batch) == 1 and batch[0].size <= _REHEARSED]
+        job = some[0] if some else tasks[-1][0]
+        noise = [partial(costs.details, job.tensor, {})] if costs is not None and job.tensor in sizes else []
+        leader, *more = (partial(run, (part,)) for part in rehearsed(job))
+        others = _rehearse([leader, *noise, *more], workers)
     try:
         spread(tasks, run, sink, workers, size, room)
     finally:
@@ -437,27 +448,30 @@ def run_jobs(
             other.close()
 
 
-def _rehearse(
-    tasks: Sequence[Sequence[Job]], run: Callable[[Sequence[Job]], Iterator[Block]], workers: Workers
-) -> list[_Forked[Any, None]]:
-    """Processes that go through a step with one method after another, for the sake of the kernels that they compile.
+def rehearsed(job: Job) -> Iterator[Job]:
+    """A step of a job with one method each: first its draws alone, for which no best levels are searched."""
+    index, wanted = job.wanted[0]
+    methods = {codec.name: (codec, draws) for codec, draws in wanted}
+    drawn = [(codec, tuple(draw for draw in draws if draw != EXPECTATION)) for codec, draws in methods.values()]
+    for each in [*drawn, *methods.values()]:
+        if each[1]:
+            yield replace(job, wanted=((index, (each,)),), names={}, final=True)
+
+
+def _rehearse(tasks: Sequence[Callable[[], Iterable[Any]]], workers: Workers) -> list[_Forked[Any, None]]:
+    """Processes that run tasks for the sake of the kernels that they compile.
 
     A kernel is compiled by whoever wants it first, while others wait, so this process finds some of them compiled.
     """
-    # The smallest of those that go alone: its kernels are not those of the first task.
-    job = next((batch[0] for batch in reversed(tasks[:-1]) if len(batch) == 1), tasks[-1][0])
-    index, wanted = job.wanted[0]
-    methods = {codec.name: (codec, draws) for codec, draws in wanted}
-    parts = [replace(job, wanted=((index, (each,)),), names={}, final=True) for each in methods.values()]
 
-    def rehearse(part: Job) -> Iterable[None]:
-        for _ in run((part,)):
+    def rehearse(task: Callable[[], Iterable[Any]]) -> Iterable[None]:
+        for _ in task():
             pass
         return ()
 
-    others: list[_Forked[Job, None]] = []
-    number = min(workers.number - 1, len(parts))
+    others: list[_Forked[Any, None]] = []
+    number = min(workers.number - 1, len(tasks))
     for place in range(number):
-        others.append(_Forked(parts, rehearse, others, [part.size for part in parts]))
-        others[-1].begin(range(place, len(parts), number))
+        others.append(_Forked(tasks, rehearse, others, [0] * len(tasks)))
+        others[-1].begin(range(place, len(tasks), number))
     return others

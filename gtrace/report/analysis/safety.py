@@ -320,7 +320,13 @@ def judge(sums: Sums, order: Ints, provenance: Mapping[str, Any], outlook: Outlo
 
 
 def _judgement(
-    outlook: Outlook, spec: str, ratio: Interval, square: Interval, variance: float, signal: float, gradient_noise: float
+    outlook: Outlook,
+    spec: str,
+    ratio: Interval,
+    square: Interval,
+    variance: float,
+    signal: float,
+    gradient_noise: float,
 ) -> Judgement:
     bounded = math.isnan(variance)
     # Sums of unbiased estimates may be negative where the expected gradient is lost in its noise.

@@ -1,7 +1,8 @@
 """Verdicts of one recorded run against whole trainings: four scripts, twelve codecs; as Markdown.
 
-Run with ``OMP_NUM_THREADS=1 python benchmarks/verdict_training.py FOLDER [SCRIPT]...``; docs/noise.md holds its output.
-FOLDER keeps the run logs, so that an interrupted run goes on.
+Run with ``OMP_NUM_THREADS=1 python benchmarks/verdict_training.py FOLDER [SCRIPT]...``. FOLDER keeps the run logs, so
+that an interrupted run goes on. With all scripts, the tables go to results/verdict-training.md; docs/noise.md says what
+they mean.
 
 Each script of samples/ is trained as a user would: recorded once (``gtrace capture``, seed 100), swept, and judged by
 ``gtrace report``. Then it trains from the start, with every codec and without, with other seeds (``gtrace train
@@ -35,6 +36,12 @@ import numpy as np
 from scipy import stats
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
+RESULT = Path(__file__).parent / "results" / "verdict-training.md"
+TITLE = """# Verdicts against whole trainings
+
+Made by `python benchmarks/verdict_training.py`; docs/noise.md says what it means.
+
+"""
 CODECS = (
     "fp:e4m3",
     "qsgdinf:bits=4",
@@ -135,7 +142,7 @@ def shorter_steps(judged: dict) -> float:
 
 
 def main() -> None:
-    """Train what is missing and print the tables."""
+    """Train what is missing, print the tables and write them."""
     folder, chosen = Path(sys.argv[1]), sys.argv[2:]
     folder.mkdir(parents=True, exist_ok=True)
     counts: dict[tuple[str, str], int] = {}
@@ -167,7 +174,10 @@ def main() -> None:
     for verdict in ("safe", "cannot tell", "at risk"):
         numbers = (str(counts.get((verdict, outcome), 0)) for outcome in outcomes)
         lines.append(f"| {verdict} | " + " | ".join(numbers) + " |")
-    print("\n".join(lines).strip())
+    text = "\n".join(lines).strip() + "\n"
+    print(text, end="")
+    if not chosen:
+        RESULT.write_text(TITLE + text)
 
 
 class Interval(NamedTuple):
@@ -185,9 +195,13 @@ def interval(values: list[float]) -> Interval:
 
 
 def percent(found: Interval) -> str:
-    """A difference of logarithms and its interval as changes in percent."""
-    estimate, low, high = (np.expm1(value) for value in (found.estimate, found.low, found.high))
-    return f"{estimate:+.0%} ({low:+.0%} to {high:+.0%})"
+    """A difference of logarithms and its interval: changes in percent, or multiples if they are large."""
+    if found.estimate > np.log(4):
+        estimate, low, high = np.exp(found)
+        return f"{estimate:.3g}x ({low:.3g}x to {high:.3g}x)"
+    digits = 0 if found.estimate > np.log(1.1) else 1
+    estimate, low, high = (f"{np.expm1(value):+.{digits}%}" for value in found)
+    return f"{estimate} ({low} to {high})"
 
 
 if __name__ == "__main__":

@@ -453,7 +453,7 @@ def rehearsed(job: Job) -> Iterator[Job]:
     index, wanted = job.wanted[0]
     methods = {codec.name: (codec, draws) for codec, draws in wanted}
     drawn = [(codec, tuple(draw for draw in draws if draw != EXPECTATION)) for codec, draws in methods.values()]
-    for each in [*drawn, *methods.values()]:
+    for each in dict.fromkeys([*drawn, *methods.values()]):
         if each[1]:
             yield replace(job, wanted=((index, (each,)),), names={}, final=True)
 

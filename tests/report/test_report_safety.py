@@ -184,7 +184,7 @@ def test_noise_that_makes_steps_of_adam_shorter_is_not_safe(costs):
         assert [j.verdict for j in found.values()] == [verdict, "safe"]
         assert found["a"].close == (verdict != "safe")
         # Of four workers E is 2 + 8 / 4 and V is 8 / 4.
-        remedy = "shortens Adam's steps by about a fifth (1.2 times the learning rate makes up for it)"
+        remedy = "shortens Adam's steps by about a fifth (1.2 times the learning rate makes up for most of it)"
         assert found["a"].reason.endswith(remedy) == (verdict != "safe"), found["a"].reason
         said = answer(make_report([swept({"a": (1.0, 0.0), "b": (1e-4, 0.0)})])).confidence
         cheaper = "a, with 1.2 times the learning rate, would take 1.00 instead of 2.00 bits; train to find out"

@@ -320,13 +320,7 @@ def judge(sums: Sums, order: Ints, provenance: Mapping[str, Any], outlook: Outlo
 
 
 def _judgement(
-    outlook: Outlook,
-    spec: str,
-    ratio: Interval,
-    square: Interval,
-    variance: float,
-    signal: float,
-    gradient_noise: float,
+    outlook: Outlook, spec: str, ratio: Interval, square: Interval, variance: float, signal: float, own: float
 ) -> Judgement:
     bounded = math.isnan(variance)
     # Sums of unbiased estimates may be negative where the expected gradient is lost in its noise.
@@ -335,7 +329,7 @@ def _judgement(
     found = outlook.predict(spec)
     if found is not None and found.known:
         verdict, reason = verdict_on(found), cost_in_words(found, outlook.horizon)
-        energy = outlook.workers * max(signal, 0.0) + gradient_noise
+        energy = outlook.workers * max(signal, 0.0) + own
         noise = variance / energy if variance > 0 and energy > 0 else 0.0
         if verdict == "safe" and noise > MOST_NOISE:
             verdict = "cannot tell"
@@ -389,7 +383,7 @@ def cost_in_words(found: NoisePrediction, horizon: int) -> str:
 
 def shorter_in_words(share: float) -> str:
     """What noise does to Adam's steps, and what makes up for it."""
-    remedy = f" ({rate_in_words(share)} makes up for it)" if share <= MADE_UP else ""
+    remedy = f" ({rate_in_words(share)} makes up for most of it)" if share <= MADE_UP else ""
     return f"shortens Adam's steps by {part_in_words(share)}{remedy}"
 
 

@@ -117,10 +117,6 @@ os.register_at_fork(after_in_child=_disown)
 
 
 _MEASURED = frozenset(MEASURED)
-#: noise is estimated from a step and its neighbors, so the last two steps of a tensor wait for those that come after
-_DROP_LATE = """DELETE FROM cells WHERE (tensor, step) IN (SELECT tensor, step FROM (
-    SELECT tensor, step, DENSE_RANK() OVER (PARTITION BY tensor ORDER BY step DESC) AS place FROM cells
-) WHERE place <= 2)"""
 #: a row by column name
 Row: TypeAlias = dict[str, Any]
 #: SQLite's error codes for the disk and its contents, without the detail in the upper bits
@@ -295,8 +291,13 @@ class ResultStore:
                 if (found == fingerprint or grown) and not force:
                     store = cls(cls._connect(path), path, owner.pop_all())
                     if grown:
+                        # Noise is estimated from a step and its neighbors: the last two of a tensor had not all.
                         with store._connection as sql:
-                            sql.execute(_DROP_LATE)
+                            sql.execute(
+                                "DELETE FROM cells WHERE (tensor, step) IN (SELECT tensor, step FROM (SELECT tensor, "
+                                "step, DENSE_RANK() OVER (PARTITION BY tensor ORDER BY step DESC) AS place FROM cells) "
+                                "WHERE place <= 2)"
+                            )
                         store.note(fingerprint=fingerprint, provenance=provenance)
                     return store
                 if not force and not _holds_nothing(path):

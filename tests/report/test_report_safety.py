@@ -216,6 +216,7 @@ def test_the_plain_ratio_clears_codecs_and_convicts_none():
     found = verdicts({"a": (0.05, 0.0), "b": (0.5, 0.0), "c": (0.02, 0.01), "d": (0.05, 0.5), "e": (None, 0.6)})
     assert [spec for spec, j in found.items() if j.verdict == "safe"] == ["a", "c"]
     assert found["a"].reason.startswith("costs at most 4.8% of the batch")
+    assert verdicts({"a": (0.0, 0.01)})["a"].reason.startswith("adds no noise; its bias is 1.7% of the expected")
     assert all(NOT_MEASURED in found[spec].reason for spec in "bde")
     assert found["d"].bias == pytest.approx(0.5 * math.sqrt(3))
     assert found["e"].bounded

@@ -345,7 +345,8 @@ def _judgement(
         verdict, reason = "safe", f"all of its error is at most {share}% of the expected gradient"
     elif small and lost <= SAFE_COST:
         biased = f"; its bias is {number(100 * bias, 2)}% of the expected gradient" if bias > 0 else ""
-        verdict, reason = "safe", f"costs at most {number(100 * lost, 2)}% of the batch{biased}"
+        costs = f"costs at most {number(100 * lost, 2)}% of the batch" if lost else "adds no noise"
+        verdict, reason = "safe", costs + biased
     return Judgement(verdict, reason, None, ratio, bias, bounded)
 
 

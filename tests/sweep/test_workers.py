@@ -204,6 +204,18 @@ def test_where_nothing_is_compiled_other_processes_go_through_a_step_with_one_me
     assert sorted(seen.read_text().splitlines()) == every
 
 
+def test_where_nothing_is_compiled_a_sweep_that_lacks_what_noise_costs_gets_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("gtrace.sweep.engine.nothing_compiled", lambda: True)
+    trace = open_trace(write_trace(tmp_path / "t.zarr", steps=range(6)))
+
+    def costs(jobs, noise):
+        found = gtrace.run_sweep(trace, ["qsgd"], output=tmp_path / "t.db", jobs=jobs, noise=noise).details
+        return {tensor for tensor, _, what in found if what.startswith("cost qsgd")}
+
+    assert costs(1, noise=False) == set()
+    assert apart(lambda: costs(2, noise=True)) == {info.name for info in trace.tensors}
+
+
 @pytest.mark.parametrize(("room", "most"), [(1, 1), (2, 2), (9, 3)])
 def test_tasks_at_work_fit_into_the_room(room, most):
     def span(_):

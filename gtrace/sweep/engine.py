@@ -437,7 +437,8 @@ def run_jobs(
     if tasks and nothing_compiled() and workers.processes:
         # Others than the first task has, so that their kernels are compiled, too.
         some = [batch[0] for batch in tasks if len(batch) == 1 and batch[0].size <= _REHEARSED]
-        for job in [job for job in [*some, *tasks[-1]] if job.wanted][:1]:
+        job = next((job for job in [*some, *tasks[-1]] if job.wanted), None)
+        if job is not None:
             leader, *more = (partial(run, (part,)) for part in rehearsed(job))
             noise = [partial(costs.details, job.tensor, {})] if costs is not None and job.tensor in sizes else []
             others = _rehearse([leader, *noise, *more], workers)

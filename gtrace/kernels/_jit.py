@@ -139,8 +139,13 @@ def _dispatcher(function: Any) -> Any:
     compile_plain = compiled._compiler.compile
 
     def compile_whole(*signature: Any) -> Any:
-        with _whole(compiled):
-            result = compile_plain(*signature)
+        try:
+            with _whole(compiled):
+                result = compile_plain(*signature)
+        except BaseException:
+            if isinstance(compiled._cache, _Cache):
+                compiled._cache._turn(fcntl.LOCK_UN)
+            raise
         for environment in result._find_referenced_environments():
             result.codegen.set_env(environment.env_name, environment)
         return result

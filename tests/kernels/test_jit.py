@@ -50,8 +50,8 @@ def use(tmp_path):
         "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, *sys.path))),
     }
     env.pop("NUMBA_CACHE_DIR", None)
-    command = [sys.executable, tmp_path / "use.py"]
-    return lambda: subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return lambda name="use.py", *args: subprocess.Popen([sys.executable, tmp_path / name, *args], env=env, **pipes)
 
 
 def test_a_kernel_from_the_cache_does_what_it_did_when_it_was_compiled(use):
@@ -65,6 +65,24 @@ def test_processes_that_want_a_kernel_at_once_compile_it_once(use):
     found = [process.communicate() for process in [use() for _ in range(3)]]
     assert len({out for out, _ in found}) == 1
     assert sum(int(said.split()[0]) for _, said in found) == 2
+
+
+FAIL = """
+import subprocess, sys
+from own_kernels import squares
+
+try:
+    squares("text")
+except Exception as error:
+    print(type(error).__name__)
+print(subprocess.run([sys.executable, sys.argv[1]], timeout=60, capture_output=True, text=True).stderr)
+"""
+
+
+def test_a_process_that_could_not_compile_a_kernel_lets_others_do_so(use, tmp_path):
+    (tmp_path / "fail.py").write_text(FAIL)
+    said, error = use("fail.py", tmp_path / "use.py").communicate()
+    assert said == "TypingError\n2 True\n\n", error
 
 
 def test_a_process_that_compiles_for_long_says_so_once(monkeypatch, caplog):

@@ -2,7 +2,8 @@
 
 Run with ``OMP_NUM_THREADS=1 python benchmarks/noise_evidence.py``. It trains what the cache does not hold yet, computes
 the predictions, and writes benchmarks/results/noise-evidence.json, the figures in docs/noise/ and the tables of
-docs/noise.md. ``--only train`` or ``--only judge`` does one half.
+docs/noise.md. ``--only train`` or ``--only judge`` does one half; ``--only verdicts`` asks again for the verdict on
+each point of the result file, which takes minutes and none of the trainings.
 
 From one checkpoint per task and optimizer (trained in full precision at batch 64), training goes on for 20, 100 and 400
 steps: in full precision at batches of 4 to 256, and with each codec at batch 64. There is one worker. Every tensor is
@@ -46,9 +47,13 @@ directions, which "sweep" and "trace" took at first, was far too large; both are
 same criteria. AdamW's "trace" predicts losses, as "model" does: a ratio leaves out that noise makes its steps smaller.
 The number and order of the seeds followed the time that was left. "measured 43 or less" in a table is not among the
 criteria, nor are the ends of the intervals, whose width was chosen by them.
+
+ADDED later: the verdict that ``gtrace report`` gives on each point. That the likely value convicts a codec, that a bias
+or shorter steps do, and from which number of steps on, was chosen with these points; a tenth was the limit before.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import math
@@ -68,6 +73,7 @@ from torch.nn import functional
 from gtrace import codec, create_trace, run_sweep
 from gtrace.noise import Dynamics, filtered_ratio, impulse_weight
 from gtrace.noise import predict as predicted_cost
+from gtrace.report.analysis.safety import SAFE_COST, Outlook, verdict_on
 from gtrace.report.figures import style
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.noise_cost import noise_costs
@@ -77,6 +83,7 @@ from gtrace.training.tasks.images import DigitsMLP, fashion_folder, read_idx
 from gtrace.types import Key
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "noise-evidence.json"
 TITLE = "What noise costs, measured and predicted"
 NOTE = (
     "The batch in full precision with the loss of each codec at batch 64, with an interval of two standard errors, and "
@@ -474,13 +481,9 @@ class AdamState(NamedTuple):
 
 
 class Findings:
-    """What predictions are made of, all of it at a checkpoint; cached.
+    """What predictions are made of, all of it at a checkpoint; what takes long is cached.
 
     Attributes:
-        each: float32[n, d], the gradient of every training sample (in text, of every window).
-        errors: codec -> float32[DRAWS, d], decoded minus exact gradient of batches of 64.
-        curvature: float32[d, d], the Gauss-Newton matrix of the training loss, see :func:`gauss_newton`.
-        values, vectors: its eigenvalues, ascending, and in columns its eigenvectors.
         bursts: float32[BURSTS, 3, d], gradients of consecutive steps in full precision after the checkpoint.
         terms: terms of the loss in a sample: 1, or the characters of a window.
         ladders: (way, horizon) -> batch -> predicted loss, less the loss at the checkpoint.
@@ -490,40 +493,66 @@ class Findings:
         self.task, self.name, self.lr = problem.task, name, RATES[problem.task][name]
         self.terms = problem.targets[0].numel()
         self.checkpoint = Checkpoint(folder, problem, name)
-        path = folder / f"{problem.task}-{name}.npz"
-        if not path.exists():
-            self.checkpoint.restore()
-            np.savez(path, **self._compute(problem))
-        with np.load(path) as saved:
-            self.each, self.curvature, self.bursts = saved["each"], saved["curvature"], saved["bursts"]
-            self.values, self.vectors = saved["values"], saved["vectors"]
-            self.errors = {spec: saved[spec] for spec in CODECS}
-        self.tensors, self.ladders = problem.tensors, {}
+        self.path, self.problem = folder / f"{problem.task}-{name}.npz", problem
+        self.tensors, self.ladders, bursts = problem.tensors, {}, []
+        optimizer = self.checkpoint.restore()
+        for chosen in samples(problem, 2000, 3 * BURSTS):
+            bursts.append(problem.gradient(chosen[:BATCH]).numpy().copy())
+            optimizer.step()
+        self.bursts = np.stack(bursts).reshape(BURSTS, 3, -1)
 
-    def _compute(self, problem):
-        n = len(problem.targets)
-        each = np.stack([problem.gradient(slice(k, k + 1)).numpy().copy() for k in range(n)])
+    @functools.cached_property
+    def _saved(self):
+        if not self.path.exists():
+            self.checkpoint.restore()
+            np.savez(self.path, **self._compute())
+        with np.load(self.path) as saved:
+            return dict(saved)
+
+    def _compute(self):
+        n = len(self.problem.targets)
+        each = np.stack([self.problem.gradient(slice(k, k + 1)).numpy().copy() for k in range(n)])
         random = np.random.default_rng(0)
         drawn = random.integers(n, size=(DRAWS, BATCH))
         errors = {spec: np.empty((DRAWS, each.shape[1]), np.float32) for spec in CODECS}
         for spec, found in errors.items():
-            sender = Coded(spec, problem.tensors, 99)
+            sender = Coded(spec, self.tensors, 99)
             for k, chosen in enumerate(drawn):
                 exact = each[chosen].mean(0)
                 found[k] = exact
                 sender.apply(found[k], k)
                 found[k] -= exact
-        curvature = gauss_newton(problem)
+        curvature = gauss_newton(self.problem)
         values, vectors = np.linalg.eigh(curvature)
-        optimizer, bursts = self.checkpoint.restore(), []
-        for chosen in samples(problem, 2000, 3 * BURSTS):
-            bursts.append(problem.gradient(chosen[:BATCH]).numpy().copy())
-            optimizer.step()
-        self.checkpoint.restore()
         return {
             "each": each, "curvature": curvature.astype(np.float32), "values": np.maximum(values, 0),
-            "vectors": vectors.astype(np.float32), "bursts": np.stack(bursts).reshape(BURSTS, 3, -1), **errors,
+            "vectors": vectors.astype(np.float32), **errors,
         }  # fmt: skip
+
+    @property
+    def each(self):
+        """float32[n, d], the gradient of every training sample (in text, of every window)."""
+        return self._saved["each"]
+
+    @property
+    def errors(self):
+        """Codec -> float32[DRAWS, d], decoded minus exact gradient of batches of 64, and more."""
+        return self._saved
+
+    @property
+    def curvature(self):
+        """float32[d, d], the Gauss-Newton matrix of the training loss, see :func:`gauss_newton`."""
+        return self._saved["curvature"]
+
+    @property
+    def values(self):
+        """Its eigenvalues, ascending."""
+        return self._saved["values"]
+
+    @property
+    def vectors(self):
+        """Its eigenvectors, in columns."""
+        return self._saved["vectors"]
 
     @functools.cached_property
     def noise(self):
@@ -800,6 +829,13 @@ def highest(found, spec, horizon):
     return from_sweep(found, spec, horizon).most / found.terms
 
 
+def verdict(found, spec, horizon):
+    """What ``gtrace report`` would call a codec that trains for so long."""
+    costs = dataclasses.replace(found.swept[spec in WHOLE], batch=BATCH, tokens=found.terms)
+    outlook = Outlook(why="", costs=costs, dynamics=found.dynamics, horizon=horizon, batch=BATCH)
+    return verdict_on(outlook.predict(str(codec(spec))), horizon)
+
+
 def by_plain_ratio(found, spec, horizon):
     """tr(S_q) / tr(S_g)."""
     return BATCH / (1 + found.errors_along(spec).sum() / found.noise_along.sum())
@@ -880,7 +916,24 @@ def judge(folder, again):
                     found = {way: predicted["batches"][way][spec][str(horizon)] for way in WAYS | ENDS}
                     points.append(where | {"codec": spec, "measured": batch, "kind": kind(*batch), "predicted": found})
             print(f"{task} {name}: judged", flush=True)
-    return {"seeds": [[steps, len(group)] for steps, group in SEEDS], "points": points, "ladders": ladders}
+    result = {"seeds": [[steps, len(group)] for steps, group in SEEDS], "points": points, "ladders": ladders}
+    add_verdicts(folder, result)
+    return result
+
+
+def add_verdicts(folder, result):
+    """The verdict on each point, from a sweep after its checkpoint."""
+    findings = functools.cache(lambda task, name: Findings(folder, problems(task), name))
+    problems = functools.cache(Problem)
+    for p in result["points"]:
+        p["verdict"] = verdict(findings(p["task"], p["optimizer"]), p["codec"], p["horizon"])
+
+
+def outcome(point):
+    """Whether the measured batch is at most a tenth smaller: yes, no, or the interval does not tell."""
+    _, low, high = point["measured"]
+    limit = (1 - SAFE_COST) * BATCH
+    return "at most a tenth" if low >= limit else "more than a tenth" if high < limit else "not resolved"
 
 
 def apart(predicted, measured):
@@ -955,7 +1008,15 @@ def summary(result):
             low, middle, high = np.quantile(factors, [0.05, 0.5, 0.95])
             rows.append([name, str(horizon), str(len(factors)), near, f"{middle:.2f} ({low:.2f} to {high:.2f})"])
     heads = ["optimizer", "steps", "batches", "within 1.5 / 2", "predicted over measured: median (9 of 10)"]
-    return {"shares": by_horizon, "codecs": by_codec, "ladder": table(heads, rows)}
+    by_batch = table(heads, rows)
+    outcomes = ("at most a tenth", "not resolved", "more than a tenth")
+    rows = []
+    for horizon in (*HORIZONS, "all"):
+        for said in ("safe", "cannot tell", "at risk"):
+            some = [outcome(p) for p in result["points"] if said == p["verdict"] and horizon in (p["horizon"], "all")]
+            rows.append([str(horizon), said, *(str(some.count(one)) for one in outcomes)])
+    verdicts = table(["steps", "verdict", *(f"measured: {one}" for one in outcomes)], rows)
+    return {"shares": by_horizon, "codecs": by_codec, "ladder": by_batch, "verdicts": verdicts}
 
 
 def ladder_factors(result, name, horizon):
@@ -978,8 +1039,9 @@ def all_points(result):
             p["kind"], f"{estimate:.0f} ({low:.0f} to {high:.0f})" + ("" if p["kind"] == "resolved" else ", unresolved")
         )
         cells = (f"{p['predicted'][way]:.0f}" for way in WAYS if way != "no cost")
-        rows.append([p["task"], p["optimizer"], str(p["horizon"]), f"`{p['codec']}`", measured, *cells])
-    return table(["task", "optimizer", "steps", "codec", "measured batch", *(w for w in WAYS if w != "no cost")], rows)
+        rows.append([p["task"], p["optimizer"], str(p["horizon"]), f"`{p['codec']}`", measured, *cells, p["verdict"]])
+    ways = (way for way in WAYS if way != "no cost")
+    return table(["task", "optimizer", "steps", "codec", "measured batch", *ways, "verdict"], rows)
 
 
 def scatter(result):
@@ -1048,16 +1110,25 @@ def diagonal(axes, ends):
 
 
 def write(result):
-    """Result file, tables and figures."""
-    out = ROOT / "benchmarks" / "results"
-    (out / "noise-evidence.json").write_text(json.dumps(rounded(result), indent=1) + "\n")
-    (out / "noise-evidence.md").write_text(f"# {TITLE}\n\n{NOTE}\n\n{all_points(result)}\n")
+    """Result file and figures."""
+    write_points(result)
     with style.styled():
         for name, figure in (("prediction", scatter(result)), ("ladder", losses_figure(result))):
             figure.savefig(ROOT / "docs" / "noise" / f"{name}.svg", metadata={"Date": None})
+    write_tables(summary(result))
+
+
+def write_points(result):
+    """Every point, for programs and for people."""
+    RESULT.write_text(json.dumps(rounded(result), indent=1) + "\n")
+    RESULT.with_suffix(".md").write_text(f"# {TITLE}\n\n{NOTE}\n\n{all_points(result)}\n")
+
+
+def write_tables(tables):
+    """Tables of docs/noise.md, by name."""
     page = ROOT / "docs" / "noise.md"
     text = page.read_text()
-    for name, found in summary(result).items():
+    for name, found in tables.items():
         begin, end = f"<!-- table: {name} -->\n", f"\n<!-- end: {name} -->"
         head, _, rest = text.partition(begin)
         text = head + begin + found + end + rest.partition(end)[2]
@@ -1077,12 +1148,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gtrace" / "noise-evidence"
     parser.add_argument("--cache", type=Path, default=cache, help="folder of checkpoints and losses")
-    parser.add_argument("--only", choices=("train", "judge"))
+    parser.add_argument("--only", choices=("train", "judge", "verdicts"))
     parser.add_argument("--until", type=float, default=math.inf, help="start no training after this time (epoch)")
     parser.add_argument("--again", nargs="*", default=(), choices=tuple(WAYS | ENDS), help="ways to predict again")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.cache.mkdir(parents=True, exist_ok=True)
+    if args.only == "verdicts":
+        result = json.loads(RESULT.read_text())
+        for p in result["points"]:
+            p["predicted"] = {way: math.nan if size is None else size for way, size in p["predicted"].items()}
+        add_verdicts(args.cache, result)
+        write_points(result)
+        # Numbers of the result file are rounded, those of the other tables were not.
+        write_tables({"verdicts": summary(result)["verdicts"]})
+        return
     if args.only != "judge":
         run_all(args.cache, args.until)
     if args.only != "train":

@@ -415,6 +415,7 @@ class NoisePrediction(NamedTuple):
         batch: B.
         lost: share of a step's progress that the bias takes, 0 for an unbiased codec; negative for longer steps.
         shorter: share by which the noise makes Adam's steps shorter, 0 under other optimizers.
+        memory: whether it is what a memory still owes: often less is lost than the likely value says.
         known: whether the theory covers this codec.
         why: why not, in one clause.
     """
@@ -427,6 +428,7 @@ class NoisePrediction(NamedTuple):
     known: bool = True
     why: str = ""
     shorter: float = 0.0
+    memory: bool = False
 
     @property
     def equivalent(self) -> float:
@@ -534,4 +536,4 @@ def predict(costs: NoiseCosts, codec: int, dynamics: Dynamics, steps: int, *, ba
     elif math.isnan(own[0]):
         return unknown("the captured steps show no curvature along its errors")
     ratio, low, high = between(own, noise)
-    return NoisePrediction(ratio, low / MISS, high * MISS, batch, lost)
+    return NoisePrediction(ratio, low / MISS, high * MISS, batch, lost, memory=costs.memory(codec))

@@ -1,8 +1,9 @@
 """Is a codec safe? What its noise costs by the end of training, as a batch size, and what its bias takes of the way.
 
 The prediction is that of :mod:`gtrace.noise`: the codec's noise and the gradient's own, filtered by curvature over the
-horizon. If that is not known, the plain ratio of the two variances is left: measured, codecs cost less than it says,
-so it can clear a codec but not convict one. Ratios are of sums over cells and steps, weighted as in the rest of the
+horizon. Its likely value convicts a codec, and its worse end clears one; docs/noise.md has how often either was wrong.
+If it is not known, the plain ratio of the two variances is left: measured, codecs cost less than it says, so it can
+clear a codec but not convict one. Ratios are of sums over cells and steps, weighted as in the rest of the
 report. Averaging over M workers divides both variances by M, but not a bias, which is compared with the expected
 gradient.
 """
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
 
 
 SafetyVerdict = Literal["safe", "at risk", "cannot tell"]
-#: Part of the batch, and of a step's progress, that a safe codec costs at most.
+#: Part of the batch, and of a step's progress, that a safe codec costs at most, and one at risk more.
 SAFE_COST = 0.1
+#: Steps from which on lost progress counts: a bias and shorter steps add up, and over 20 steps signs and codecs under
+#: Adam often train faster (docs/noise.md).
+MANY_STEPS = 100
 #: Share by which a safe codec's noise makes Adam's steps shorter at most: what a tenth less of the batch does to
 #: gradients that are all noise. Training from the start is slower by more than that (docs/noise.md).
 SAFE_SHORTER = 0.05
@@ -43,8 +47,8 @@ SAFE_BIAS = 0.1
 MOST_NOISE = 4.0
 #: A smaller part of the batch, or of a step's progress, can't be seen in a training.
 SEEN = 0.005
-#: With a smaller part of the batch left, or of a step's progress, nothing is learned.
-HOPELESS_BATCH, HOPELESS_PROGRESS = 0.02, 0.05
+#: With a smaller part of the batch left nothing is learned.
+HOPELESS_BATCH = 0.02
 #: Parts in words; the nearest one counts.
 _PARTS = {
     0.01: "about 1%",
@@ -328,7 +332,7 @@ def _judgement(
     most = math.sqrt(square.high) if square.known and square.high >= 0 else math.inf
     found = outlook.predict(spec)
     if found is not None and found.known:
-        verdict, reason = verdict_on(found), cost_in_words(found, outlook.horizon)
+        verdict, reason = verdict_on(found, outlook.horizon), cost_in_words(found, outlook.horizon)
         energy = outlook.workers * max(signal, 0.0) + own
         noise = variance / energy if variance > 0 and energy > 0 else 0.0
         if verdict == "safe" and noise > MOST_NOISE:
@@ -338,6 +342,10 @@ def _judgement(
     # Without a prediction small errors are safe, and noise of which the plain ratio is small.
     why = outlook.why or (NOT_MEASURED if found is None else found.why)
     verdict, reason = "cannot tell", f"the cost of its noise is not known: {why}"
+    # Where the gradient is lost in its noise, progress is not known: a small bias may seem to take all of it.
+    large = square.estimate * signal > SAFE_BIAS**2 * (max(signal, 0.0) + own)
+    if large and found is not None and verdict_on(found, outlook.horizon) == "at risk":
+        verdict, reason = "at risk", f"its bias takes {part_in_words(found.lost)} of each step's progress"
     small = bias == 0 or most < SAFE_BIAS
     lost = ratio.high / (1 + ratio.high) if ratio.known else math.inf
     if small and bounded:
@@ -350,18 +358,14 @@ def _judgement(
     return Judgement(verdict, reason, None, ratio, bias, bounded)
 
 
-def verdict_on(found: NoisePrediction) -> SafetyVerdict:
-    """The verdict that a prediction gives: of its interval, what costs a tenth decides."""
+def verdict_on(found: NoisePrediction, horizon: int) -> SafetyVerdict:
+    """The verdict that a prediction gives, for a training of ``horizon`` steps; what costs a tenth decides."""
     limit = (1 - SAFE_COST) * found.batch
-    if found.most < limit or hopeless(found):
+    likely = found.most if found.memory else found.equivalent
+    slower = found.lost > SAFE_COST or found.shorter > SAFE_COST
+    if likely < limit or (slower and horizon >= MANY_STEPS):
         return "at risk"
-    slight = found.lost <= SAFE_COST and found.shorter <= SAFE_SHORTER
-    return "safe" if found.least >= limit and slight else "cannot tell"
-
-
-def hopeless(found: NoisePrediction) -> bool:
-    """Whether nothing is learned with it."""
-    return found.most < HOPELESS_BATCH * found.batch or found.lost > 1 - HOPELESS_PROGRESS
+    return "safe" if found.least >= limit and not slower and found.shorter <= SAFE_SHORTER else "cannot tell"
 
 
 def cost_in_words(found: NoisePrediction, horizon: int) -> str:
@@ -370,8 +374,6 @@ def cost_in_words(found: NoisePrediction, horizon: int) -> str:
     between = f"{samples(found.least)} to {samples(found.most)}"
     if found.most < HOPELESS_BATCH * found.batch:
         return f"will not train (worth {samples(found.equivalent)} of {whole}; {between})"
-    if hopeless(found):
-        return "will not train (its bias takes nearly all of each step's progress)"
     share = 1 - found.equivalent / found.batch
     batch = "nothing that can be seen" if share < SEEN else f"{part_in_words(share)} of the batch"
     progress = "" if found.lost < SEEN else f"; its bias takes {part_in_words(found.lost)} of each step's progress"

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.report.analysis.families import PREFERRED_BITS, Configuration
-from gtrace.report.analysis.safety import LEAST_OVER_NOISE, MOST_NOISE, SAFE_BIAS, SAFE_COST, Judgement, samples
+from gtrace.report.analysis.safety import (
+    LEAST_OVER_NOISE,
+    MANY_STEPS,
+    MOST_NOISE,
+    SAFE_BIAS,
+    SAFE_COST,
+    Judgement,
+    samples,
+)
 from gtrace.report.analysis.savings import EXCHANGES, Saving, Savings
 from gtrace.report.names import MISSING, bits_text, count, energy_share, listed, number, percent
 from gtrace.report.section import NOTHING, Cell, Record, Shows, Table, column, flat, value_cell, words
@@ -124,8 +132,9 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         (
             f"Safe: by the whole interval the codec costs at most a tenth of the batch{over}, its bias takes at most a "
             "tenth of each step's progress, and its noise makes Adam's steps at most a twentieth shorter and has at "
-            f"most {MOST_NOISE:g} times the gradient's energy. At risk: by the whole interval it costs more than a "
-            "tenth."
+            f"most {MOST_NOISE:g} times the gradient's energy. At risk: it likely costs more than a tenth of the "
+            "batch (with a memory: by the whole interval), or its bias or Adam's shorter steps take more than a tenth "
+            f"of the progress over {MANY_STEPS} steps or more."
         ),
         (
             "The interval is one that 9 of 10 measured trainings agreed with. "

@@ -10,7 +10,7 @@ import numpy as np
 from gtrace.codecs.base import parameter
 from gtrace.codecs.coders import OwnCode, Plain
 from gtrace.codecs.engine import Composed, method
-from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Rounding
+from gtrace.codecs.parts import Grid, Nearest, Parts, Rounding
 from gtrace.codecs.scales import Range
 from gtrace.coding.fixed import finite
 from gtrace.kernels import elementwise as _elementwise
@@ -27,15 +27,12 @@ _SATURATES = "values beyond the format's range become its largest finite number,
 
 
 @dataclass(frozen=True)
-class Float32(FixedGrid):
+class Float32(Grid):
     """Every float32."""
 
     def needs(self, parts: Parts) -> SummarySpec:
         """Any sketch; only zeros are read from it."""
         return SummarySpec("none", None)
-
-    def expects(self, parts: Parts) -> bool:
-        return True
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
         sparsity = sketch.zeros / max(1, sketch.size)
@@ -49,7 +46,7 @@ class Float32(FixedGrid):
 
 
 @dataclass(frozen=True)
-class Float16(FixedGrid):
+class Float16(Grid):
     """float16: 5 bits of exponent, 10 of mantissa, subnormals kept, saturating."""
 
     unbiased = False
@@ -64,7 +61,7 @@ class Float16(FixedGrid):
 
 
 @dataclass(frozen=True)
-class BFloat16(FixedGrid):
+class BFloat16(Grid):
     """bfloat16: the upper halves of float32, saturating."""
 
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
@@ -104,7 +101,7 @@ class Halves(Rounding):
 
 
 @dataclass(frozen=True)
-class Affine(FixedGrid):
+class Affine(Grid):
     """2^bits equal steps from the least value to the greatest, both ends on a code."""
 
     unbiased = False

@@ -10,7 +10,7 @@ import numpy as np
 
 from gtrace.codecs.base import EncodedPart, Measured, coder_parameter, parameter
 from gtrace.codecs.grids import LevelGrid, symbols_of
-from gtrace.codecs.parts import Coder, FixedGrid
+from gtrace.codecs.parts import Coder, Grid
 from gtrace.coding.elias import EliasCode, EliasKind
 from gtrace.coding.fixed import pack_fixed, unpack_fixed, width_for
 from gtrace.coding.huffman import (
@@ -180,16 +180,16 @@ class OwnCode(Coder):
 
     coder: str = coder_parameter()
 
-    def write(self, symbols: NDArray[np.uint16], grid: FixedGrid, state: State) -> tuple[bytes, int]:
+    def write(self, symbols: NDArray[np.uint16], grid: Grid, state: State) -> tuple[bytes, int]:
         block = CodedBlock.of(tally(symbols, grid.alphabet(state)), coder=self.coder)
         return block.encode(symbols), 0 if block.lengths is None else self.flag
 
-    def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid, state: State) -> NDArray[np.uint16]:
+    def read(self, data: memoryview, flags: int, size: int, grid: Grid, state: State) -> NDArray[np.uint16]:
         if flags & ~self.flag:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         return decode_block(data, size, grid.alphabet(state), coded=bool(flags))
 
-    def count(self, symbols: NDArray[np.uint16], size: int, grid: FixedGrid, state: State) -> EncodedPart:
+    def count(self, symbols: NDArray[np.uint16], size: int, grid: Grid, state: State) -> EncodedPart:
         return EncodedPart(tallies=tally(symbols, grid.alphabet(state)))
 
     def lengths(self, whole: EncodedPart) -> Measured:
@@ -205,16 +205,16 @@ class Plain(Coder):
 
     layout: str = "<u2"
 
-    def write(self, symbols: NDArray[Any], grid: FixedGrid, state: State) -> tuple[bytes, int]:
+    def write(self, symbols: NDArray[Any], grid: Grid, state: State) -> tuple[bytes, int]:
         return symbols.astype(self.layout).tobytes(), 0
 
-    def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid, state: State) -> NDArray[Any]:
+    def read(self, data: memoryview, flags: int, size: int, grid: Grid, state: State) -> NDArray[Any]:
         wanted = size * np.dtype(self.layout).itemsize
         if len(data) != wanted or flags:
             raise PayloadError(f"payload body has {len(data)} bytes; expected {wanted}")
         return np.frombuffer(data, self.layout).astype(np.dtype(self.layout).newbyteorder("="))
 
-    def count(self, symbols: NDArray[Any], size: int, grid: FixedGrid, state: State) -> EncodedPart:
+    def count(self, symbols: NDArray[Any], size: int, grid: Grid, state: State) -> EncodedPart:
         return EncodedPart(coded=8 * size * np.dtype(self.layout).itemsize)
 
 
@@ -224,10 +224,10 @@ class Bit(Coder):
 
     splits: ClassVar[bool] = True
 
-    def write(self, symbols: NDArray[np.uint8], grid: FixedGrid, state: State) -> tuple[bytes, int]:
+    def write(self, symbols: NDArray[np.uint8], grid: Grid, state: State) -> tuple[bytes, int]:
         return symbols.tobytes(), 0
 
-    def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid, state: State) -> NDArray[np.uint8]:
+    def read(self, data: memoryview, flags: int, size: int, grid: Grid, state: State) -> NDArray[np.uint8]:
         bits = np.frombuffer(data, np.uint8)
         if flags or bits.size not in (0, -(-size // 8)):
             raise PayloadError(f"payload holds {bits.size} bytes of signs for {size} values")
@@ -235,5 +235,5 @@ class Bit(Coder):
             raise PayloadError("padding after the last sign is not zero")
         return bits
 
-    def count(self, symbols: NDArray[np.uint8], size: int, grid: FixedGrid, state: State) -> EncodedPart:
+    def count(self, symbols: NDArray[np.uint8], size: int, grid: Grid, state: State) -> EncodedPart:
         return EncodedPart(coded=size if symbols.size else 0)

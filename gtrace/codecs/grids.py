@@ -236,9 +236,6 @@ class LevelGrid(Grid):
         scale, scope = cast("BucketNorm", parts.scale), _of(parts)[1].scope
         return SummarySpec(scale.norm, scale.bucket_size, scale.tail, scale.clip, scope, self.moments)
 
-    def expects(self, parts: Parts) -> bool:
-        return not parts.memory.keeps
-
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
         levels = self.levels(state)
         error, _, bound, magnitudes = sketch.expect(levels, zero=self.zero)

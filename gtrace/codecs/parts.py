@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -293,7 +292,7 @@ class Grid(Word):
 
     def expects(self, parts: Parts) -> bool:
         """Whether error and bits have closed forms with these other parts."""
-        return False
+        return self.needs(parts) is not None and not parts.memory.keeps
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
         """The closed forms, see :meth:`gtrace.codecs.Codec.expect`."""
@@ -303,18 +302,13 @@ class Grid(Word):
         """See :meth:`gtrace.codecs.Codec.weighted_error`."""
         return self.expect(parts, state, weighted).squared_error
 
-
-@dataclass(frozen=True)
-class FixedGrid(Grid):
-    """A grid in which symbols mean the same for every tensor and step."""
-
-    @abstractmethod
     def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Any:
-        """The symbols of values; only random grids use the key."""
+        """The symbols of values, of a grid in which they mean the same at every step; only random grids use the key."""
+        raise NotImplementedError
 
-    @abstractmethod
     def values(self, symbols: Any, scales: Values, bucket: int, size: int) -> Values:
-        """The values of symbols: float32[size]."""
+        """The values of such symbols: float32[size]."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -389,12 +383,12 @@ class Rounding(Word):
     def read(self, parts: Parts, found: Opened, flags: int) -> Values:
         """Undo :meth:`write`: all values, float32."""
         symbols = parts.coder.read(found.coded, flags, found.size, parts.grid, found.state)
-        return cast("FixedGrid", parts.grid).values(symbols, found.scales, found.bucket, found.size)
+        return parts.grid.values(symbols, found.scales, found.bucket, found.size)
 
     def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> EncodedPart:
         """The result of :meth:`read` after :meth:`write`, and what the symbols take; value ``start`` is the first."""
         symbols = self.symbols(parts.grid, state, v, key, start)
-        decoded = cast("FixedGrid", parts.grid).values(symbols, v.scales, v.bucket, v.x.size)
+        decoded = parts.grid.values(symbols, v.scales, v.bucket, v.x.size)
         return dataclasses.replace(parts.coder.count(symbols, v.x.size, parts.grid, state), values=decoded)
 
 
@@ -402,7 +396,7 @@ class Rounding(Word):
 class Nearest(Rounding):
     """Round to the nearest value of a fixed grid."""
 
-    def symbols(self, grid: FixedGrid, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Any:
+    def symbols(self, grid: Grid, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Any:
         """The grid's nearest symbols."""
         return grid.nearest(state, v, key)
 

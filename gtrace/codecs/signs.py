@@ -11,7 +11,7 @@ import numpy as np
 from gtrace.codecs.coders import Bit
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.memory import UNITS, MomentumAverage, Residual
-from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Rounding
+from gtrace.codecs.parts import Grid, Nearest, Parts, Rounding
 from gtrace.codecs.scales import Magnitude, TwoMeans
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
@@ -37,7 +37,7 @@ _CORRECTIONS = (
 
 
 @dataclass(frozen=True)
-class Sign(FixedGrid):
+class Sign(Grid):
     """Plus or minus the scale, or the two values of a bucket, packed eight to a byte."""
 
     unbiased = False
@@ -58,10 +58,8 @@ class Sign(FixedGrid):
         return out
 
     def needs(self, parts: Parts) -> SummarySpec | None:
-        return SummarySpec("none", None) if self.expects(parts) else None
-
-    def expects(self, parts: Parts) -> bool:
-        return isinstance(parts.scale, Magnitude) and not parts.memory.keeps
+        known = isinstance(parts.scale, Magnitude) and not parts.memory.keeps
+        return SummarySpec("none", None) if known else None
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
         """||v||_2^2 - 2 s ||v||_1 + n s^2, of which the zeros' coins are not bias."""

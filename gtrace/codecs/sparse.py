@@ -17,7 +17,7 @@ from gtrace.buckets import Blocks, TensorSums
 from gtrace.codecs.base import CodedBits, EncodedPart, Measured, coder_parameter, parameter
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.memory import UNITS, Residual, averaged, saturating
-from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Memory, Nearest, Parts
+from gtrace.codecs.parts import FLOAT32_MAX, Coder, Grid, Memory, Nearest, Parts
 from gtrace.codecs.spec import codec
 from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.coding.fixed import fixed_size, read_floats, width_for
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 #: the magnitude of the smallest number above 0
 _LEAST = np.uint32(1)
-_LENGTH = struct.Struct("<I")
+#: the length of positions, or a seed
+_NUMBER = struct.Struct("<I")
 #: the number of values, the length of their positions, and the flags of their payload
 _INNER = struct.Struct("<IIH")
-_SEED = struct.Struct("<I")
 _SCALE = struct.Struct("<f")
 #: flag of a payload whose values are coded
 _CODED = 1
@@ -71,11 +71,23 @@ class Kept(NamedTuple):
         positions: int64[k], ascending.
         values: float32[k].
         size: values of the tensor.
+        head: what is sent besides: the seed of random positions, or the magnitude of all values.
+        factor: what the receiver multiplies values by.
     """
 
     positions: NDArray[np.int64]
     values: Values
     size: int
+    head: bytes = b""
+    factor: float = 1.0
+
+    @property
+    def arrived(self) -> Values:
+        """float32[k], the values as they arrive."""
+        if self.factor == 1:
+            return self.values
+        with np.errstate(over="ignore"):
+            return np.clip(self.values * np.float32(self.factor), -FLOAT32_MAX, FLOAT32_MAX)
 
     @classmethod
     def of(cls, pieces: Pieces, size: int, found: Callable[[Values, int], NDArray[np.int64]]) -> Kept:
@@ -88,25 +100,31 @@ class Kept(NamedTuple):
             start += x.size
         return cls(np.concatenate(places), np.concatenate(values), size)
 
+    @classmethod
+    def at(cls, pieces: Pieces, size: int, places: NDArray[np.int64]) -> Kept:
+        """The values at ascending positions of a tensor in pieces."""
+
+        def within(x: Values, start: int) -> NDArray[np.int64]:
+            first, last = np.searchsorted(places, (start, start + x.size))
+            return places[first:last] - start
+
+        return cls.of(pieces, size, within)
+
 
 @dataclass(frozen=True)
-class Subset(FixedGrid):
+class Subset(Grid):
     """Zero, and some of the values."""
 
     @abstractmethod
-    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Any:
-        """The symbols of a tensor of ``size`` values in pieces; held are a piece and what is chosen."""
+    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
+        """The choice of a tensor of ``size`` values in pieces; held are a piece and what is chosen."""
 
-    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Any:
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> Kept:
         return self.over(lambda: iter([(state, v.x)]), v.x.size, key)
 
-    def arrived(self, symbols: Any, size: int) -> Kept:
-        """The values that symbols mean."""
-        return cast("Kept", symbols)
-
-    def values(self, symbols: Any, scales: Values, bucket: int, size: int) -> Values:
-        out, found = np.zeros(size, np.float32), self.arrived(symbols, size)
-        out[found.positions] = found.values
+    def values(self, symbols: Kept, scales: Values, bucket: int, size: int) -> Values:
+        out = np.zeros(size, np.float32)
+        out[symbols.positions] = symbols.arrived
         return out
 
 
@@ -138,16 +156,17 @@ class LargestOfChunks(Largest):
         return self.chunk or 1
 
     def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
-        return super().over(pieces, size, key) if self.chunk is None else Kept.of(pieces, size, self._of_chunks)
+        length = self.chunk
+        if length is None:
+            return super().over(pieces, size, key)
 
-    def _of_chunks(self, x: Values, start: int) -> NDArray[np.int64]:
-        """Where those of whole chunks and of the rest are, ascending."""
-        length = self.chunk or 1
-        whole = x.size - x.size % length
-        rows, rest = magnitudes(x[:whole]).reshape(-1, length), magnitudes(x[whole:])
-        return np.concatenate(
-            [largest(rows, kept(self.ratio, length)), whole + largest(rest, kept(self.ratio, rest.size))]
-        )
+        def found(x: Values, start: int) -> NDArray[np.int64]:
+            whole = x.size - x.size % length
+            rows, rest = magnitudes(x[:whole]).reshape(-1, length), magnitudes(x[whole:])
+            chosen = largest(rows, kept(self.ratio, length)), whole + largest(rest, kept(self.ratio, rest.size))
+            return np.concatenate(chosen)
+
+        return Kept.of(pieces, size, found)
 
 
 @dataclass(frozen=True)
@@ -169,7 +188,7 @@ class Threshold(Largest):
         words = np.empty(kept(self.sample, size), np.uint32)
         _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), 0, words)
         places = np.sort((words * np.float64(size / 2**32)).astype(np.int64))
-        seen = magnitudes(Kept.of(pieces, size, lambda x, start: within(places, start, x.size)).values)
+        seen = magnitudes(Kept.at(pieces, size, places).values)
         limit = max(_LEAST, seen[largest(seen, kept(self.ratio, seen.size))].min())
         return Kept.of(pieces, size, lambda x, _: np.flatnonzero(magnitudes(x) >= limit))
 
@@ -191,17 +210,21 @@ def _values_codec(spec: str) -> Codec:
 class WholeChoice(Nearest):
     """The grid's choice of values; that of a tensor in pieces is made before the first of them is encoded."""
 
-    def sent(self, parts: Parts, state: State, chosen: Any, key: tuple[int, int]) -> tuple[Kept, Measured]:
+    def sent(self, parts: Parts, state: State, chosen: Kept, key: tuple[int, int]) -> tuple[Kept, Measured]:
         """The grid's choice as it arrives, and its bits."""
-        counted = parts.coder.count(chosen, state.size, parts.grid, state)
-        lengths = counted.lengths or parts.coder.lengths(counted)
-        return cast("Subset", parts.grid).arrived(chosen, state.size), lengths
+        counted = parts.coder.count(chosen, chosen.size, parts.grid, state)
+        return chosen, counted.lengths or parts.coder.lengths(counted)
 
     def prepare(self, parts: Parts, state: State, pieces: Pieces, key: tuple[int, int]) -> State:
         """Store positions and decoded values of the choice, and the bits that it takes."""
         chosen = cast("Subset", parts.grid).over(pieces, state.size, key)
         found, lengths = self.sent(parts, state, chosen, key)
-        return state.with_arrays(chosen=found.positions, values=found.values, coded=np.array(lengths))
+        return state.with_arrays(chosen=found.positions, values=found.arrived, coded=np.array(lengths))
+
+    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> EncodedPart:
+        grid = cast("Subset", parts.grid)
+        found, lengths = self.sent(parts, state, grid.nearest(state, v, key), key)
+        return EncodedPart(grid.values(found, v.scales, 1, v.x.size), lengths=lengths)
 
     def part(self, state: State, start: int) -> EncodedPart | None:
         """The chosen values of the part; the lengths of all go with the first one."""
@@ -250,14 +273,9 @@ class ChosenValues(WholeChoice):
         values = inner.decode(b"", payload, positions.size)
         return cast("Largest", parts.grid).values(Kept(positions, values, found.size), found.scales, 1, found.size)
 
-    def simulate(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> EncodedPart:
-        grid = cast("Largest", parts.grid)
-        found, lengths = self.sent(parts, state, self.symbols(grid, state, v, key), key)
-        return EncodedPart(grid.values(found, v.scales, 1, v.x.size), lengths=lengths)
-
     def sent(self, parts: Parts, state: State, chosen: Kept, key: tuple[int, int]) -> tuple[Kept, Measured]:
         if self.values is None:
-            return chosen, cast("IndexValue", parts.coder).measure(chosen)
+            return super().sent(parts, state, chosen, key)
         inner, count = _values_codec(self.values), chosen.values.size
         found = inner.simulate(inner.init(count), chosen.values, key)
         head = 8 * (_INNER.size + len(cast("IndexValue", parts.coder).places(chosen)))
@@ -294,19 +312,17 @@ class IndexValue(Coder):
             raise PayloadError(f"payload holds {found.size} positions of {count} values")
         return found
 
-    def write(self, symbols: Kept, grid: FixedGrid, state: State) -> tuple[bytes, int]:
+    def write(self, symbols: Kept, grid: Grid, state: State) -> tuple[bytes, int]:
         """Positions, then values; flag 1: the exponents of the values are coded."""
-        positions, values, _ = symbols
-        places = self.places(symbols)
-        if self.coder == "fixed":
-            return places + values.astype("<f4").tobytes(), 0
-        found = Floats(values)
-        coded = _LENGTH.pack(len(places)) + places + found.encode()
-        if found.coded and len(coded) < len(places) + 4 * positions.size:
-            return coded, _CODED
-        return places + found.values.astype("<f4").tobytes(), 0
+        places, plain = self.places(symbols), symbols.values.astype("<f4").tobytes()
+        found = Floats(symbols.values)
+        if self.coder == "gaps" and found.coded:
+            coded = _NUMBER.pack(len(places)) + places + found.encode()
+            if len(coded) < len(places) + len(plain):
+                return coded, _CODED
+        return places + plain, 0
 
-    def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid, state: State) -> Kept:
+    def read(self, data: memoryview, flags: int, size: int, grid: Grid, state: State) -> Kept:
         if flags & ~(_CODED if self.coder == "gaps" else 0):
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         if self.coder == "fixed":
@@ -317,34 +333,25 @@ class IndexValue(Coder):
             return Kept(unpack_positions(data[:split], size, count), read_floats(data[split:]), size)
         if not flags:
             return Kept(*decode_sparse(data, size), size)
-        if len(data) < _LENGTH.size:
+        if len(data) < _NUMBER.size:
             raise PayloadError("payload ends before the length of its positions")
-        end = _LENGTH.size + int(_LENGTH.unpack_from(data)[0])
-        positions = decode_positions(data[_LENGTH.size : end], size)
+        end = _NUMBER.size + int(_NUMBER.unpack_from(data)[0])
+        positions = decode_positions(data[_NUMBER.size : end], size)
         return Kept(positions, decode_floats(data[end:], positions.size, coded=True), size)
 
-    def measure(self, symbols: Kept) -> Measured:
-        """The length; positions are sent in one way whatever codes the values."""
+    def count(self, symbols: Kept, size: int, grid: Grid, state: State) -> EncodedPart:
+        """Positions are sent in one way whatever codes the values."""
         places, count, block = len(self.places(symbols)), symbols.positions.size, Floats(symbols.values).block
-        plain, coded = places + 4 * count, _LENGTH.size + places + Floats.size(count, block)
+        plain, coded = places + 4 * count, _NUMBER.size + places + Floats.size(count, block)
         shorter = self.coder == "gaps" and block.lengths is not None and coded < plain
         sent = 8 * (coded if shorter else plain)
         head = sent - int(block.bits if shorter else block.fixed)
-        return Measured(sent, head + block.fixed, head + block.entropy, head + block.huffman)
+        return EncodedPart(lengths=_lengths(sent, head, block))
 
 
-class Seeded(NamedTuple):
-    """The values that a random choice sends.
-
-    Attributes:
-        seed: the seed of the positions.
-        positions: int64[k], ascending.
-        values: float32[k], unscaled.
-    """
-
-    seed: int
-    positions: NDArray[np.int64]
-    values: Values
+def _lengths(sent: int, head: int, block: CodedBlock) -> Measured:
+    """Bits of a block and of ``head`` bits that are the same with every coder, ``sent`` of them in the payload."""
+    return Measured(sent, head + block.fixed, head + block.entropy, head + block.huffman)
 
 
 @dataclass(frozen=True)
@@ -363,7 +370,7 @@ class RandomChoice(Subset):
 
     def chosen(self, seed: int, size: int) -> NDArray[np.int64]:
         """Ascending positions: those of the k largest of n random words."""
-        key = Key.hashed(_SEED.pack(seed), b"randomk")
+        key = Key.hashed(_NUMBER.pack(seed), b"randomk")
 
         def words() -> Iterator[NDArray[np.uint32]]:
             for start in range(0, size, BLOCK):
@@ -373,23 +380,17 @@ class RandomChoice(Subset):
 
         return largest_of(words(), kept(self.ratio, size), size, lambda words: words).positions
 
-    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Seeded:
+    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
         seed = key[1] & 0xFFFFFFFF
-        places = self.chosen(seed, size)
-        return Seeded(seed, *Kept.of(pieces, size, lambda x, start: within(places, start, x.size))[:2])
+        found = Kept.at(pieces, size, self.chosen(seed, size))
+        return found._replace(head=_NUMBER.pack(seed), factor=self.factor(size))
 
-    def arrived(self, symbols: Seeded, size: int) -> Kept:
-        values = symbols.values
-        if self.scale and values.size:
-            with np.errstate(over="ignore"):
-                values = np.clip(values * np.float32(size / values.size), -FLOAT32_MAX, FLOAT32_MAX)
-        return Kept(symbols.positions, values, size)
+    def factor(self, size: int) -> float:
+        """What makes up for the values that are not sent."""
+        return size / kept(self.ratio, size) if self.scale and size else 1.0
 
     def needs(self, parts: Parts) -> SummarySpec:
         return SummarySpec("none", None)
-
-    def expects(self, parts: Parts) -> bool:
-        return not parts.memory.keeps
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
         """(n/k - 1) ||v||_2^2; unscaled (1 - k/n) ||v||_2^2, of which the share 1 - k/n is bias."""
@@ -400,7 +401,7 @@ class RandomChoice(Subset):
         block = CodedBlock.signed(tallies * (count / n))
         if 0 < count <= _FEW:
             block = dataclasses.replace(block, entropy=_drawn_entropy(tallies, count))
-        bits = CodedBits.of(block, 8 * _SEED.size + 23 * count, n)
+        bits = CodedBits.of(block, 8 * _NUMBER.size + 23 * count, n)
         return Expectation(
             squared_error=self.weighted_error(parts, state, sketch, sketch),
             bias=0.0 if self.scale else (1 - share) * math.sqrt(sketch.energy),
@@ -441,39 +442,22 @@ class SeedValue(Coder):
 
     coder: str = coder_parameter()
 
-    def write(self, symbols: Seeded, grid: FixedGrid, state: State) -> tuple[bytes, int]:
+    def write(self, symbols: Kept, grid: Grid, state: State) -> tuple[bytes, int]:
         """Flag 1: the exponents are coded."""
         found = Floats(symbols.values, coder=self.coder)
-        return _SEED.pack(symbols.seed) + found.encode(), _CODED if found.coded else 0
+        return symbols.head + found.encode(), _CODED if found.coded else 0
 
-    def read(self, data: memoryview, flags: int, size: int, grid: RandomChoice, state: State) -> Seeded:
-        if flags & ~_CODED or len(data) < _SEED.size:
+    def read(self, data: memoryview, flags: int, size: int, grid: RandomChoice, state: State) -> Kept:
+        if flags & ~_CODED or len(data) < _NUMBER.size:
             raise PayloadError(f"payload body of {len(data)} bytes with flags {flags:#x} is not a seed and values")
-        (seed,) = _SEED.unpack_from(data)
-        values = decode_floats(data[_SEED.size :], kept(grid.ratio, size), coded=bool(flags))
-        return Seeded(seed, grid.chosen(seed, size), values)
+        (seed,) = _NUMBER.unpack_from(data)
+        values = decode_floats(data[_NUMBER.size :], kept(grid.ratio, size), coded=bool(flags))
+        return Kept(grid.chosen(seed, size), values, size, factor=grid.factor(size))
 
-    def count(self, symbols: Seeded, size: int, grid: FixedGrid, state: State) -> EncodedPart:
+    def count(self, symbols: Kept, size: int, grid: Grid, state: State) -> EncodedPart:
         """The seed and the fractions are the same with every coder."""
-        found = Floats(symbols.values, coder=self.coder)
-        head, block = 8 * _SEED.size + found.raw, found.block
-        sent = 8 * len(self.write(symbols, grid, state)[0])
-        lengths = Measured(sent, head + block.fixed, head + block.entropy, head + block.huffman)
-        return EncodedPart(lengths=lengths)
-
-
-class Signs(NamedTuple):
-    """Some positions with their signs.
-
-    Attributes:
-        scale: the magnitude of all.
-        numbers: int64[k], 2 i + (1 where negative), ascending.
-        size: values of the tensor.
-    """
-
-    scale: float
-    numbers: NDArray[np.int64]
-    size: int
+        found, sent = Floats(symbols.values, coder=self.coder), 8 * len(self.write(symbols, grid, state)[0])
+        return EncodedPart(lengths=_lengths(sent, 8 * _NUMBER.size + found.raw, found.block))
 
 
 @dataclass(frozen=True)
@@ -484,36 +468,35 @@ class NearPeaks(Subset):
 
     bin_size: int = parameter(500, "values per bin; the paper takes 50 for convolutions, 500 elsewhere", minimum=1)
 
-    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Signs:
+    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
         """The values that would reach their bin's largest if the same gradient came once more; bins are held whole."""
         length = min(max(1, size), self.bin_size * max(1, BLOCK // self.bin_size))
         # The gradient alone is the input minus the residual: p + v = 2 p - e.
         both = ((x, saturating(x, kept.arrays["residual"], 2.0, -1.0)) for kept, x in pieces())
-        total, start, numbers = 0.0, 0, [np.empty(0, np.int64)]
+        total, start = 0.0, 0
+        places, negative = [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
         for x, again in Blocks.of(both, length):
             chosen = np.empty(x.size, np.bool_)
             total = _elementwise.above_local_peak(x, again, self.bin_size, chosen, total)
             positions = np.flatnonzero(chosen)
-            numbers.append(2 * (start + positions) + np.signbit(x[positions]))
+            places.append(start + positions)
+            negative.append(np.signbit(x[positions]))
             start += x.size
         scale = np.float32(total / max(1, -(-size // self.bin_size)))
-        return Signs(float(scale), np.concatenate(numbers), size)
-
-    def arrived(self, symbols: Signs, size: int) -> Kept:
-        scale = np.float32(symbols.scale)
-        return Kept(symbols.numbers >> 1, np.where(symbols.numbers & 1, -scale, scale), size)
+        values = np.where(np.concatenate(negative), -scale, scale)
+        return Kept(np.concatenate(places), values, size, head=_SCALE.pack(scale))
 
 
 @dataclass(frozen=True)
 class SignedPositions(Coder):
-    """The scale (float32), then the numbers coded as positions are."""
+    """The scale (float32), then 2 i for each position i, or 2 i + 1 if negative, coded as positions are."""
 
     splits = True
 
-    def write(self, symbols: Signs, grid: FixedGrid, state: State) -> tuple[bytes, int]:
-        return _SCALE.pack(symbols.scale) + encode_positions(symbols.numbers, 2 * symbols.size), 0
+    def write(self, symbols: Kept, grid: Grid, state: State) -> tuple[bytes, int]:
+        return symbols.head + encode_positions(2 * symbols.positions + np.signbit(symbols.values), 2 * symbols.size), 0
 
-    def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid, state: State) -> Signs:
+    def read(self, data: memoryview, flags: int, size: int, grid: Grid, state: State) -> Kept:
         if flags or len(data) < _SCALE.size:
             raise PayloadError(f"payload body of {len(data)} bytes is not a scale and signs")
         (scale,) = _SCALE.unpack_from(data)
@@ -523,7 +506,7 @@ class SignedPositions(Coder):
         positions = numbers >> 1
         if (positions[1:] == positions[:-1]).any():
             raise PayloadError("payload holds both signs of a value")
-        return Signs(scale, numbers, size)
+        return Kept(positions, np.where(numbers & 1, -scale, scale).astype(np.float32), size)
 
 
 @dataclass(frozen=True)
@@ -634,12 +617,6 @@ def largest_of(
             limit = ranks[chosen].min() if chosen.size >= count else limit
             waiting = [(places, values)]
     return Kept(places, values, size)
-
-
-def within(places: NDArray[np.int64], start: int, size: int) -> NDArray[np.int64]:
-    """Those of ascending positions in a piece of ``size`` values, from the start of the piece."""
-    first, last = np.searchsorted(places, (start, start + size))
-    return places[first:last] - start
 
 
 def largest(ranks: NDArray[np.uint32], count: int) -> NDArray[np.int64]:

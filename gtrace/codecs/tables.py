@@ -14,7 +14,7 @@ from gtrace.buckets import Blocks, TensorSums, spread
 from gtrace.codecs.base import parameter
 from gtrace.codecs.coders import OwnCode
 from gtrace.codecs.engine import Composed, method
-from gtrace.codecs.parts import FLOAT32_MAX, FixedGrid, Nearest, Parts, Scale, Scaled
+from gtrace.codecs.parts import FLOAT32_MAX, Grid, Nearest, Parts, Scale, Scaled
 from gtrace.codecs.scales import BlockMax
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
@@ -38,7 +38,7 @@ _PORTION = 100_000
 
 
 @dataclass(frozen=True)
-class Entries(FixedGrid):
+class Entries(Grid):
     """Ascending values in units of the block's largest magnitude."""
 
     unbiased = False
@@ -226,7 +226,7 @@ def _quantiles(parts: Iterator[Values], size: int) -> Values:
 
 
 @dataclass(frozen=True)
-class Means(FixedGrid):
+class Means(Grid):
     """The means that :class:`CodeMeans` sends."""
 
     unbiased = False

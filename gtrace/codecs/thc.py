@@ -142,12 +142,8 @@ class Lookup(LevelGrid):
         return (2 * upper / upper[-1] - 1).astype(np.float32)
 
     def needs(self, parts: Parts) -> SummarySpec | None:
-        """Nothing: a sketch says nothing about rotated values."""
+        """Nothing: a sketch says nothing about rotated values, which are only nearly normal."""
         return None
-
-    def expects(self, parts: Parts) -> bool:
-        """Rotated values are only nearly normal."""
-        return False
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,6 @@ _CODED = 1
 #: exponent bits before a fit: they suit a deviation of log2|x| of 3.5, typical of networks
 _TYPICAL_EXPONENT = 4
 
-#: elements that are read together
-_SLAB = 1 << 20
-
 #: powers of two in a byte, by the rule that chooses them, or a float8
 BlockScale: TypeAlias = Literal["floor", "ceil", "even", "rceil", "e4m3"]
 _POWERS: tuple[BlockScale, ...] = ("floor", "ceil", "even", "rceil")
@@ -255,32 +252,21 @@ class Fp(Composed):
             return state.with_arrays(**_arrays(form, found[form].exponent))
         count, mu, sigma = summary.log2_moments()
         largest = math.log2(summary.largest)
-        form, k = self._named or self.choose(mu, sigma, count, largest), self.exponent or 0
+        form, k = self._named or self._chosen(mu, sigma, count, largest), self.exponent or 0
         if self.block is None and self.exponent is None:
             rule = cast("ScaleRule", self.scale)
             k = scale_exponent(form, rule, mu, sigma, count, largest, stochastic=self.stochastic)
         return state.with_arrays(**_arrays(form, k))
 
-    def choose(self, mu: float, sigma: float, count: int, largest: float | None = None) -> FloatFormat:
-        """The format of ``bits`` with the least expected relative error under this codec's law, scale and rounding.
-
-        Args:
-            mu: mean of log2|x|.
-            sigma: its standard deviation.
-            count: number of values.
-            largest: log2 of the largest |x|, if it is known.
-        """
+    def _chosen(self, mu: float, sigma: float, count: int, largest: float) -> FloatFormat:
+        """The format of least expected relative error for ``count`` values, from mean and deviation of log2|x|."""
         bits = cast("int", self.bits)
         if self.block is not None:
             # A block's scale follows its own largest value, like the rule max for that many values.
             return optimal_format(bits, sigma, "max", self.law, self.block, stochastic=self.stochastic)
         if self.exponent is not None:
-            return min(
-                candidates(bits),
-                key=lambda form: form.expected_relative_error(
-                    mu + float(self.exponent or 0), sigma, stochastic=self.stochastic, law=self.law
-                ),
-            )
+            at, random, law = mu + float(self.exponent), self.stochastic, self.law
+            return min(candidates(bits), key=lambda f: f.expected_relative_error(at, sigma, stochastic=random, law=law))
         rule = cast("ScaleRule", self.scale)
         return optimal_format(bits, sigma, rule, self.law, count, mu=mu, largest=largest, stochastic=self.stochastic)
 
@@ -415,18 +401,10 @@ class Fp(Composed):
         if not present:
             return 0.0, 0.0
         limits = form.max * self._scales(head)
-        saturated, flushed = 0, 0
-        # Whole blocks at a time, so that temporary arrays stay small.
-        slab = _SLAB if limits.size == 1 else block * max(1, _SLAB // block)
-        for start in range(0, x.size, slab):
-            part = x[start : start + slab]
-            first = start // block
-            largest = (
-                limits if limits.size == 1 else np.repeat(limits[first : first + slab // block], block)[: part.size]
-            )
-            # A block whose scale came out as 0 is lost, not clipped.
-            saturated += int(np.count_nonzero((np.abs(part) > largest) & (largest > 0)))
-            flushed += int(np.count_nonzero((part != 0) & (decoded[start : start + slab] == 0)))
+        largest = limits if limits.size == 1 else np.repeat(limits, block)[: x.size]
+        # A block whose scale came out as 0 is lost, not clipped.
+        saturated = int(np.count_nonzero((np.abs(x) > largest) & (largest > 0)))
+        flushed = int(np.count_nonzero((x != 0) & (decoded == 0)))
         return saturated / present, flushed / present
 
     @property
@@ -440,23 +418,40 @@ class Fp(Composed):
     def _forms(self) -> Sequence[FloatFormat]:
         return (self._named,) if self._named else candidates(cast("int", self.bits))
 
-    @property
-    def _block_scale(self) -> BlockScale:
-        return cast("BlockScale", self.scale)
-
     def _head(self, state: State, form: FloatFormat, x: Values) -> tuple[bytes, int]:
         """The scales as sent, and the number of values per scale."""
         if self.block is not None:
-            return measure_scales(self._block_scale, form, x, self.block, state.arrays.get("largest")), self.block
+            kind = cast("BlockScale", self.scale)
+            return measure_scales(kind, form, x, self.block, state.arrays.get("largest")), self.block
         return _SCALE.pack(2.0 ** -self.scale_of(state)), max(1, x.size)
 
     def _scales(self, head: bytes | memoryview) -> NDArray[np.float64]:
-        """The scales of :meth:`_head`, by which numbers of the format are multiplied."""
-        return np.array(_SCALE.unpack(head)) if self.block is None else read_scales(self._block_scale, head)
+        """The scales of :meth:`_head`, by which numbers of the format are multiplied; exact.
+
+        Raises:
+            PayloadError: a code without a scale, or a tensor's scale that is negative or not finite.
+        """
+        if self.block is None:
+            return np.array(_SCALE.unpack(head))
+        if self.scale == "e4m3":
+            (tensor,) = _SCALE.unpack_from(head)
+            codes = np.frombuffer(head, np.uint8, offset=_SCALE.size)
+            if not (np.isfinite(tensor) and tensor >= 0) or codes.max(initial=0) > _E4M3.top:
+                raise PayloadError("payload holds a scale that is negative or not finite")
+            return _E4M3.exact_levels[codes] * tensor
+        codes = np.frombuffer(head, np.uint8)
+        if codes.max(initial=0) > 2 * _BIAS:
+            raise PayloadError("payload holds a scale that is not a number")
+        return _POWER_OF_BYTE[codes]
 
     def _factors(self, head: bytes) -> NDArray[np.float64]:
-        """What values are multiplied by before they are rounded."""
-        return 1.0 / self._scales(head) if self.block is None else scale_factors(self._block_scale, head)
+        """What values are multiplied by before they are rounded; with ``e4m3`` float32, at most the largest."""
+        scales = self._scales(head)
+        if self.scale != "e4m3":
+            return 1.0 / scales
+        with np.errstate(divide="ignore", over="ignore"):
+            inverse = np.float32(1.0) / scales.astype(np.float32)
+        return np.minimum(inverse, _LARGEST).astype(np.float64)
 
     def _shared_format(self, shared: bytes) -> FloatFormat:
         """The format in the shared bytes; PayloadError if they are not this codec's."""
@@ -516,41 +511,6 @@ def measure_scales(
             exponent += bits & ((1 << _MANTISSA) - 1) > 0
     exponent = np.where(largest > 0, np.clip(exponent, -_BIAS, _BIAS), -_BIAS)
     return (exponent + _BIAS).astype(np.uint8).tobytes()
-
-
-def read_scales(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
-    """The scales encoded in the bytes of :func:`measure_scales`, float64[blocks]; exact.
-
-    Raises:
-        PayloadError: a code without a scale, or a tensor's scale that is negative or not finite.
-    """
-    if kind == "e4m3":
-        (tensor,) = _SCALE.unpack_from(data)
-        codes = np.frombuffer(data, np.uint8, offset=_SCALE.size)
-        if not (np.isfinite(tensor) and tensor >= 0) or codes.max(initial=0) > _E4M3.top:
-            raise PayloadError("payload holds a scale that is negative or not finite")
-        return _E4M3.exact_levels[codes] * tensor
-    codes = np.frombuffer(data, np.uint8)
-    if codes.max(initial=0) > 2 * _BIAS:
-        raise PayloadError("payload holds a scale that is not a number")
-    return _POWER_OF_BYTE[codes]
-
-
-def scale_factors(kind: BlockScale, data: bytes) -> NDArray[np.float64]:
-    """The factors by which values are multiplied before rounding, float64[blocks], from the bytes of their scales.
-
-    With ``e4m3`` they are float32; a block with scale 0 gets at most the largest float32.
-    """
-    head = _SCALE.size if kind == "e4m3" else 0
-    # Each possible byte's is computed once.
-    scales = read_scales(kind, data[:head] + bytes(range(_E4M3.top + 1 if head else 2 * _BIAS + 1)))
-    if kind == "e4m3":
-        with np.errstate(divide="ignore", over="ignore"):
-            inverse = np.float32(1.0) / scales.astype(np.float32)
-        every: NDArray[np.float64] = np.minimum(inverse, _LARGEST).astype(np.float64)
-    else:
-        every = 1.0 / scales
-    return every[np.frombuffer(data, np.uint8, offset=head)]
 
 
 def _arrays(form: FloatFormat, k: int) -> dict[str, NDArray[np.int64]]:

@@ -20,7 +20,6 @@ other codec.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import inspect
@@ -123,13 +122,16 @@ class PluginCodec(Composed):
     """A codec made of a plugin's functions. Calls are serialized, because the functions may share state.
 
     Attributes:
+        compressor: has ``compress`` and ``decompress``: an object, or the plugin itself.
         file: the plugin's file; errors name its lines.
         lock: held while the code runs.
+        draws: ``compress`` takes ``rng``.
     """
 
     summary = "a plugin"
     formula = "as the plugin's code says"
     unbiased = False
+    compressor: ClassVar[Any]
     file: ClassVar[Path]
     lock: ClassVar[threading.Lock]
     draws: ClassVar[bool]
@@ -167,10 +169,8 @@ class PluginCodec(Composed):
 class FunctionCodec(PluginCodec):
     """``compress(values)`` and ``decompress(data, size)``; bits are the length of the bytes."""
 
-    functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
-
     def write(self, state: State, x: Values, key: tuple[int, int]) -> tuple[bytes, int]:
-        body = self.call(lambda: self.functions[0](x.copy(), **self.drawn(key)))
+        body = self.call(lambda: self.compressor.compress(x.copy(), **self.drawn(key)))
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise ScriptError(f"plugin {self.file.name}: compress returned {type(body).__name__}, not bytes")
         return bytes(body), 0
@@ -178,7 +178,7 @@ class FunctionCodec(PluginCodec):
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> Values:
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
-        return self.arrived(self.call(self.functions[1], bytes(body), size), size)
+        return self.arrived(self.call(self.compressor.decompress, bytes(body), size), size)
 
 
 class CompressorCodec(PluginCodec):
@@ -188,7 +188,6 @@ class CompressorCodec(PluginCodec):
     """
 
     declared = True
-    compressor: ClassVar[Any]
     torch: ClassVar[ModuleType | None]
     kept: ClassVar[OrderedDict[bytes, tuple[Any, Any]]]
 
@@ -253,23 +252,15 @@ def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
     # An object of a class carries more than the class.
     made = {type(value) for value in objects.values() if not isinstance(value, type)}
     objects = {k: value for k, value in objects.items() if not (isinstance(value, type) and value in made)}
-    shared: dict[str, Any] = {"__module__": module.__name__, "file": file}
     # A class may import another module's compress for its own use; then that function is not a codec.
     own = getattr(getattr(module, "compress", None), "__module__", None) == module.__name__
     if _compresses(module) and (own or not (found or objects)):
-        fields = {**shared, "functions": (module.compress, module.decompress), "draws": _parameters(module.compress)[1]}
-        found.append(_made(FunctionCodec, file.stem, file, fields))
+        found.append(_made(module, file.stem, module, file))
     for variable, value in objects.items():
         if isinstance(value, type):
             with blamed(file):
                 value = value()
-        shared["draws"] = _parameters(value.compress)[1]
-        name = file.stem if len(objects) == 1 and not found else variable
-        if _parameters(value.compress)[0] == 1:
-            found.append(_made(FunctionCodec, name, file, {**shared, "functions": (value.compress, value.decompress)}))
-            continue
-        fields = {**shared, "compressor": value, "torch": _torch_of(value, module), "kept": OrderedDict()}
-        found.append(_made(CompressorCodec, name, file, fields))
+        found.append(_made(value, file.stem if len(objects) == 1 and not found else variable, module, file))
     bad = next((cls.name for cls in found if not names_a_codec(cls.name)), None)
     if bad is not None:
         raise UsageError(
@@ -278,9 +269,13 @@ def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
     return found
 
 
-def _made(base: type[PluginCodec], name: str, file: Path, fields: dict[str, Any]) -> type[Codec]:
-    described = {"name": name, "paper": file.name, "lock": threading.Lock(), "__doc__": base.__doc__}
-    return type(name, (base,), {**fields, **described})
+def _made(value: Any, name: str, module: ModuleType, file: Path) -> type[Codec]:
+    """The codec of an object, or of the plugin's own functions."""
+    needed, draws = _parameters(value.compress)
+    base = FunctionCodec if value is module or needed == 1 else CompressorCodec
+    described = {"__module__": module.__name__, "__doc__": base.__doc__, "name": name, "paper": file.name}
+    fields = {"compressor": value, "file": file, "lock": threading.Lock(), "draws": draws}
+    return type(name, (base,), {**described, **fields, "torch": _torch_of(value, module), "kept": OrderedDict()})
 
 
 def _compresses(value: Any) -> bool:
@@ -340,17 +335,8 @@ def guarded(cls: type[Codec], file: Path) -> type[Codec]:
     """Make the class's own methods name the line of the file in which they fail."""
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
-            setattr(cls, name, _named(method, file))
+            setattr(cls, name, blamed(file)(method))
     return cls
-
-
-def _named(method: Callable[..., Any], file: Path) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def called(*arguments: Any, **more: Any) -> Any:
-        with blamed(file):
-            return method(*arguments, **more)
-
-    return called
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def payload_bits(q: ArrayLike, with_norm: bool = False) -> int:
     >>> payload_bits([2, -1, 0, 0, 0, 3, 0, 1])
     86
     """
-    return 8 * (_WIDTHS.size + _NORM_BYTES * with_norm) + Runs.of([_integers(q)]).bits
+    return 8 * (_WIDTHS.size + _NORM_BYTES * with_norm) + Runs.of([as_integers(q).astype(np.int64, copy=False)]).bits
 
 
 def encode_counts(q: ArrayLike, norm: float | None = None) -> bytes:
@@ -179,7 +179,7 @@ def encode_counts(q: ArrayLike, norm: float | None = None) -> bytes:
     >>> decode_counts(bytes.fromhex("00000003000000025c6c24"), 8)[0].tolist()
     [2, -1, 0, 0, 0, 3, 0, 1]
     """
-    values = _integers(q)
+    values = as_integers(q).astype(np.int64, copy=False)
     runs = Runs.of([values])
     sent = b""
     if norm is not None:
@@ -513,7 +513,3 @@ def _read_runs(data: memoryview, value_bits: int, run_bits: int, count: int) -> 
     if fault != _mcgq.GOOD:
         raise PayloadError(_FAULTS[fault])
     return out
-
-
-def _integers(q: ArrayLike) -> NDArray[np.int64]:
-    return as_integers(q).astype(np.int64, copy=False)

@@ -126,13 +126,6 @@ class _PruningCodec(Composed):
             return _joined(np.float32(alpha), body[_ALPHA_BYTES:], size, flags)
         return finite(PrefixCode(alpha).decode(body[_ALPHA_BYTES:], size))
 
-    @abstractmethod
-    def lost(self, state: State, sketch: MomentSketch) -> float:
-        """The expected squared error."""
-
-    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
-        return self.lost(state, weighted)
-
     def _expectation(
         self, sketch: MomentSketch, alpha: float, error: float, bias: float, zeros: float, at_alpha: float
     ) -> Expectation:
@@ -224,9 +217,9 @@ class Prune(_PruningCodec):
         zeros, at_alpha = found.sparsity(alpha), found.at_threshold(alpha)
         return self._expectation(sketch, alpha, found.squared_error(alpha), 0.0, zeros, at_alpha)
 
-    def lost(self, state: State, sketch: MomentSketch) -> float:
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
         """The variance of values that become the threshold or zero."""
-        return self._magnitudes(sketch).squared_error(float(_alpha(state)))
+        return self._magnitudes(weighted).squared_error(float(_alpha(state)))
 
 
 @register
@@ -263,16 +256,16 @@ class TopKPrune(_PruningCodec):
         """Exact sums over the bins below the threshold; all of the error is bias."""
         found, alpha = self._magnitudes(sketch), float(_alpha(state))
         k = int(np.searchsorted(sketch.lower, alpha))
-        error = self.lost(state, sketch)
+        error = self.weighted_error(state, sketch, sketch)
         zeros = (found.zeros + float(found.mass[k])) / found.size if found.size else 1.0
         on_edge = k < sketch.lower.size and sketch.lower[k] == alpha and sketch.sums[k, 1] == 0.0
         at_alpha = float(found.mass[k + 1] - found.mass[k]) / found.size if on_edge else 0.0
         return self._expectation(sketch, alpha, error, math.sqrt(error), zeros, at_alpha)
 
-    def lost(self, state: State, sketch: MomentSketch) -> float:
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
         """The energy of what becomes zero."""
-        k = int(np.searchsorted(sketch.lower, float(_alpha(state))))
-        return float(self._magnitudes(sketch).second[k])
+        k = int(np.searchsorted(weighted.lower, float(_alpha(state))))
+        return float(self._magnitudes(weighted).second[k])
 
 
 def _tallies(alpha: np.float32, pruned: Values) -> tuple[NDArray[np.uint16], Floats, NDArray[np.int64]]:
@@ -330,5 +323,4 @@ def _on_edge(alpha: float) -> np.float32:
 
 
 def _alpha(state: State) -> np.float32:
-    found = state.arrays.get("alpha")
-    return _NOTHING if found is None else np.float32(found)
+    return np.float32(state.arrays.get("alpha", _NOTHING))

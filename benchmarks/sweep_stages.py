@@ -37,7 +37,7 @@ STAGES = {
     "encode, decode": ("engine.py:simulate", "sweep/level_draws.py", "parts.py:simulate"),
     "compare, W1": ("gtrace/metrics.py",),
     "sums over windows": ("draws.py:", "gradients.py:energy_of_sum"),
-    "closed forms": ("level_sets.py", "engine.py:expect", "replay.py:_expected", "symbols_of"),
+    "closed forms": ("level_sets.py", "engine.py:expect", "replay.py:_expected", "judged_alone"),
 }
 OTHER = "rows and the rest"
 #: innermost functions of threads that wait

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from gtrace.codecs.base import EncodedPart, Measured, coder_parameter, parameter
-from gtrace.codecs.grids import LevelGrid, symbols_of
+from gtrace.codecs.grids import LevelGrid, judged_alone
 from gtrace.codecs.parts import Coder, Grid
 from gtrace.coding.elias import EliasCode, EliasKind
 from gtrace.coding.fixed import pack_fixed, unpack_fixed, width_for
@@ -84,15 +84,16 @@ class SharedCode(Coder):
         """Take a Huffman code if it saves more than it costs to send."""
         if self.coder != "huffman" or summary.quantized == 0:
             return state
-        symbols = symbols_of(grid.levels(state), grid.zero, summary)
+        judged = judged_alone(grid.levels(state), grid.zero, summary)
         old = state.arrays.get("lengths")
-        if old is not None and old.size != symbols.lengths.size:
+        if old is not None and old.size != judged.lengths.size:
             # The number of fitted levels changed: the old code belongs to other symbols.
             kept_arrays = {name: value for name, value in state.arrays.items() if name != "lengths"}
             state, old = State(state.size, kept_arrays, state.shape), None
-        kept = symbols.fixed if old is None else min(symbols.fixed, mean_length(old, symbols.probabilities))
-        gain = (kept - symbols.coded) * state.size
-        return state.with_arrays(lengths=symbols.lengths) if gain > symbols.sent else state
+        _, coded, sent = judged.bits[:, 0].tolist()
+        fixed = float(width_for(judged.lengths.size))
+        kept = fixed if old is None else min(fixed, mean_length(old, judged.probabilities))
+        return state.with_arrays(lengths=judged.lengths) if (kept - coded) * state.size > sent else state
 
     def shared(self, state: State, grid: LevelGrid) -> bytes:
         """Fitted levels (float32) and code lengths, empty if there are neither."""

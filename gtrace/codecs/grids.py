@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 
+from gtrace.buckets import as_levels
 from gtrace.codecs.base import EncodedPart, check_finite, parameter
 from gtrace.codecs.parts import Grid, Rounding
 from gtrace.coding.fixed import check_symbol, checked_fixed, fixed_size, packed_room, width_for
@@ -20,6 +21,7 @@ from gtrace.fitting.entropy import MOST, entropy_levels, spaced_levels
 from gtrace.kernels import rounding as _rounding
 from gtrace.kernels import symbols as _symbols
 from gtrace.kernels.codes import TALLIES
+from gtrace.sketch import ROUNDING
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from gtrace.codecs.parts import Opened, Parts, Scaled, Values
     from gtrace.codecs.scales import BucketNorm
-    from gtrace.sketch import MomentSketch
+    from gtrace.sketch import MomentSketch, SketchSet
 
 #: up to this many magnitudes, counting random thresholds beats a search
 FEW_LEVELS = 32
@@ -237,26 +239,12 @@ class LevelGrid(Grid):
         return SummarySpec(scale.norm, scale.bucket_size, scale.tail, scale.clip, scope, self.moments)
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
-        levels = self.levels(state)
-        error, _, bound, magnitudes = sketch.expect(levels, zero=self.zero)
-        symbols = symbols_of(levels, self.zero, sketch)
-        size = max(1, sketch.size)
-        share = sketch.quantized / size
-        norms = 32.0 * (sketch.buckets + sketch.exact) / size
-        coded = _of(parts)[1].expected_bits(state, symbols.probabilities)
-        huffman = min(symbols.fixed, symbols.coded + symbols.sent / max(1, sketch.quantized))
-        zeros = magnitudes[0] * sketch.quantized if self.zero else float(sketch.dead)
+        judged = judged_alone(self.levels(state), self.zero, sketch)
+        coded = np.array([_of(parts)[1].expected_bits(state, judged.probabilities)])
+        found = judged.expect(np.array([float(width_for(judged.lengths.size))]), coded, np.array([self.zero]))
         return Expectation(
-            squared_error=error,
-            bias=float(np.sqrt(sketch.clip_error)),
-            sparsity=(float(zeros) + sketch.exact_zeros) / size,
-            bits_fixed=symbols.fixed * share + norms,
-            bits_entropy=symbols.entropy * share + norms,
-            bits_huffman=huffman * share + norms,
-            bits_payload=coded * share + norms,
-            bits_norms=norms,
-            probabilities=symbols.probabilities,
-            error_bound=bound,
+            **{name: float(getattr(found, name)[0]) for name in Expectations.__slots__},
+            probabilities=judged.probabilities,
             model_error=self.model_error(state, sketch),
         )
 
@@ -265,41 +253,98 @@ class LevelGrid(Grid):
         return weighted.expected_error(self.levels(state), self.zero)
 
 
-class Symbols(NamedTuple):
-    """The signed symbols of one level set on one sketch.
+@dataclass(frozen=True, slots=True)
+class Expectations:
+    """The columns of :class:`~gtrace.types.Expectation` for many codecs and tensors, float64[sets]."""
+
+    squared_error: NDArray[np.float64]
+    error_bound: NDArray[np.float64]
+    sparsity: NDArray[np.float64]
+    bits_fixed: NDArray[np.float64]
+    bits_entropy: NDArray[np.float64]
+    bits_huffman: NDArray[np.float64]
+    bits_payload: NDArray[np.float64]
+    bits_norms: NDArray[np.float64]
+    bias: NDArray[np.float64]
+
+
+class Judged(NamedTuple):
+    """What sketches give for level sets, equally many for each sketch.
 
     Attributes:
-        probabilities: float64[m], of each.
-        lengths: uint8[m], lengths of the code made for them; rare symbols share one, see
+        sketches: of the tensors.
+        numbers: float64[sets, kernels.symbols.NUMBERS].
+        probabilities: float64, of the signed symbols of all sets, concatenated.
+        lengths: uint8, of the codes made for them; rare symbols share one, see
             :func:`gtrace.kernels.symbols.escape_lengths`.
-        fixed: bits per symbol at fixed width.
-        entropy: bits per symbol.
-        coded: mean bits per symbol of that code.
-        sent: bits that sending ``lengths`` takes.
     """
 
+    sketches: SketchSet
+    numbers: NDArray[np.float64]
     probabilities: NDArray[np.float64]
     lengths: NDArray[np.uint8]
-    fixed: float
-    entropy: float
-    coded: float
-    sent: float
+
+    @classmethod
+    def of(
+        cls,
+        sketches: SketchSet,
+        levels: NDArray[np.float64],
+        starts: NDArray[np.int64],
+        mirrored: NDArray[np.bool_],
+        symbol_starts: NDArray[np.int64],
+    ) -> Judged:
+        """Judge level sets that lie end to end; for ``starts`` see :class:`~gtrace.codecs.level_sets.Grids`."""
+        symbols = int(symbol_starts[-1])
+        found = cls(
+            sketches, np.empty((mirrored.size, _symbols.NUMBERS)), np.empty(symbols), np.empty(symbols, np.uint8)
+        )
+        places = starts, mirrored, symbol_starts, MAX_LENGTH
+        _symbols.judge_sets(sketches.bins(), levels, *places, found.probabilities, found.lengths, found.numbers)
+        return found
+
+    @property
+    def bits(self) -> NDArray[np.float64]:
+        """float64[kernels.symbols.SYMBOL_NUMBERS, sets], of a symbol: its entropy, its code, and the code sent."""
+        return self.numbers[:, _symbols.LOWEST + 1 :].T
+
+    def expect(
+        self, fixed: NDArray[np.float64], coded: NDArray[np.float64], has_zero: NDArray[np.bool_]
+    ) -> Expectations:
+        """The average result of one encoding with symbols of ``fixed`` bits at fixed width and ``coded`` as sent."""
+        counts = self.sketches.counted("size", "buckets", "exact", "dead", "exact_zeros", "clip_error")
+        each = np.repeat(counts, len(self.numbers) // len(self.sketches), axis=0)
+        whole, buckets, exact, dead, exact_zeros, clip_error = each.T
+        size, quantized = np.maximum(1, whole), whole - exact
+        share = quantized / size
+        norms = 32.0 * (buckets + exact) / size
+        zeros = np.where(has_zero, self.numbers[:, _symbols.LOWEST] * quantized, dead)
+        entropy, own, sent = self.bits
+        # Same formula as MomentSketch.expect.
+        error = self.numbers[:, _symbols.WEIGHTED] + clip_error
+        return Expectations(
+            squared_error=error,
+            error_bound=self.numbers[:, _symbols.BOUND] + ROUNDING * error,
+            sparsity=(zeros + exact_zeros) / size,
+            bits_fixed=fixed * share + norms,
+            bits_entropy=entropy * share + norms,
+            bits_huffman=np.minimum(fixed, own + sent / np.maximum(1, quantized)) * share + norms,
+            bits_payload=coded * share + norms,
+            bits_norms=norms,
+            bias=np.sqrt(clip_error),
+        )
 
 
-def symbols_of(levels: Values, zero: bool, sketch: MomentSketch) -> Symbols:
-    """The symbols that these levels give on a sketched tensor."""
+def judged_alone(levels: Values, zero: bool, sketch: MomentSketch) -> Judged:
+    """One level set on one sketch."""
 
-    def find() -> Symbols:
-        # For a read-only array the kernel would be compiled again.
-        magnitudes = sketch.probabilities(levels, zero).copy()
-        # The sketch has no sign, so both signs get the same share.
-        odds = np.empty(2 * magnitudes.size - int(zero))
-        lengths, numbers = np.empty(odds.size, np.uint8), np.empty(_symbols.SYMBOL_NUMBERS)
-        _symbols.tell_symbols(magnitudes, not zero, float(sketch.quantized), MAX_LENGTH, odds, lengths, numbers)
-        return Symbols(odds, lengths, float(width_for(lengths.size)), *numbers.tolist())
+    def find() -> Judged:
+        magnitudes = as_levels(levels, zero=zero)
+        ends = np.array([0, magnitudes.size]), np.array([not zero]), np.array([0, 2 * magnitudes.size - int(zero)])
+        return Judged.of(sketch.alone, magnitudes, *ends)
 
     # A sweep judges a codec on a step's sketch and fits it to the same sketch for the next step.
-    return sketch.remember((levels.tobytes(), zero, "symbols"), find)
+    found: Judged = sketch.remember((levels.tobytes(), zero, "judged"), find)
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -12,13 +11,12 @@ from gtrace.buckets import as_levels
 from gtrace.codecs.base import Codec, check_summary
 from gtrace.codecs.coders import SHARED_HEAD, SharedCode
 from gtrace.codecs.engine import Composed, level_grid
-from gtrace.codecs.grids import Fitted, LeastVariance, LevelGrid, Optimal, Stochastic
-from gtrace.coding import MAX_LENGTH, width_for
+from gtrace.codecs.grids import Expectations, Fitted, Judged, LeastVariance, LevelGrid, Optimal, Stochastic
+from gtrace.coding import width_for
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_level_sets, optimal_level_sets
 from gtrace.kernels import symbols as _symbols
 from gtrace.kernels.noise import noise_of_levels
-from gtrace.sketch import ROUNDING, MomentSketch, SketchSet
 from gtrace.types import Key, State, SummarySpec
 
 if TYPE_CHECKING:
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.scales import BucketNorm
+    from gtrace.sketch import MomentSketch, SketchSet
 
 #: methods that a codec must not override in order to be judged together with others
 _ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "stateful")
@@ -84,22 +83,6 @@ class Grids(NamedTuple):
         return np.diff(self.starts)
 
 
-class Judged(NamedTuple):
-    """What sketches give for every level set.
-
-    Attributes:
-        sketches: of the tensors.
-        numbers: float64[sets, kernels.symbols.NUMBERS].
-        probabilities: float64, of the signed symbols of all sets, concatenated.
-        lengths: uint8, of the codes made for them.
-    """
-
-    sketches: SketchSet
-    numbers: NDArray[np.float64]
-    probabilities: NDArray[np.float64]
-    lengths: NDArray[np.uint8]
-
-
 class LevelFit(NamedTuple):
     """Codecs after a fit.
 
@@ -124,21 +107,6 @@ class LevelFit(NamedTuple):
         """The state of a codec for a tensor of ``size`` values."""
         arrays, (first, last) = self.grids.states[place], self.grids.symbol_starts[place : place + 2].tolist()
         return State(size, {**arrays, "lengths": self.lengths[first:last]} if self.adopted[place] else arrays)
-
-
-@dataclass(frozen=True, slots=True)
-class Expectations:
-    """The columns of :class:`~gtrace.types.Expectation` for many codecs and tensors, float64[sets]."""
-
-    squared_error: NDArray[np.float64]
-    error_bound: NDArray[np.float64]
-    sparsity: NDArray[np.float64]
-    bits_fixed: NDArray[np.float64]
-    bits_entropy: NDArray[np.float64]
-    bits_huffman: NDArray[np.float64]
-    bits_payload: NDArray[np.float64]
-    bits_norms: NDArray[np.float64]
-    bias: NDArray[np.float64]
 
 
 class LevelSets:
@@ -209,25 +177,8 @@ class LevelSets:
             UsageError: the sketches were not built as the codecs need them.
         """
         check_summary(self.codecs[0], sketches)
-        symbols = int(grids.symbol_starts[-1])
-        judged = Judged(
-            sketches,
-            np.empty((grids.known.size, _symbols.NUMBERS)),
-            np.empty(symbols),
-            np.empty(symbols, np.uint8),
-        )
-        _symbols.judge_sets(
-            sketches.bins(),
-            grids.levels,
-            grids.starts,
-            self._of_each(~self.has_zero, len(sketches)),
-            grids.symbol_starts,
-            MAX_LENGTH,
-            judged.probabilities,
-            judged.lengths,
-            judged.numbers,
-        )
-        return judged
+        mirrored = self._of_each(~self.has_zero, len(sketches))
+        return Judged.of(sketches, grids.levels, grids.starts, mirrored, grids.symbol_starts)
 
     def weighted_error(self, weighted: SketchSet, grids: Grids) -> NDArray[np.float64]:
         """float64[sets], as :meth:`~gtrace.codecs.Codec.weighted_error` of each.
@@ -244,15 +195,14 @@ class LevelSets:
         """Fit levels, and take the codes that save more than they cost to send, for tensors of ``sizes`` values."""
         grids = self.grids(sketches)
         judged = self.judge(sketches, grids)
-        numbers = judged.numbers[:, _symbols.LOWEST + 1 :]
-        gain = (grids.fixed - numbers[:, _symbols.CODED]) * np.repeat(sizes, len(self.codecs))
+        _, coded, lengths = judged.bits
+        gain = (grids.fixed - coded) * np.repeat(sizes, len(self.codecs))
         size, exact = sketches.counted("size", "exact").T
         seen = np.repeat(size - exact > 0, len(self.codecs))
-        adopted = self._of_each(self._huffman, len(sketches)) & (gain > numbers[:, _symbols.SENT]) & seen
-        code = np.where(adopted, numbers[:, _symbols.SENT] / 8, 0)
+        adopted = self._of_each(self._huffman, len(sketches)) & (gain > lengths) & seen
         news = adopted | (grids.known >= 0)
-        sent = np.where(news, SHARED_HEAD + 4 * np.maximum(grids.known, 0) + code, 0).astype(np.int64)
-        return LevelFit(grids, adopted, judged.lengths, sent)
+        known = SHARED_HEAD + 4 * np.maximum(grids.known, 0) + np.where(adopted, lengths / 8, 0)
+        return LevelFit(grids, adopted, judged.lengths, np.where(news, known, 0).astype(np.int64))
 
     def differ(self, a: LevelFit, b: LevelFit) -> NDArray[np.bool_]:
         """bool[sets], whether receivers hold different bytes with ``a`` than with ``b``."""
@@ -264,32 +214,10 @@ class LevelSets:
 
     def expect(self, judged: Judged, fitted: LevelFit) -> Expectations:
         """The average result of one encoding of the sketched tensors with this fit; ``judged`` with its levels."""
-        numbers, fixed, sketches = judged.numbers, fitted.grids.fixed, judged.sketches
-        whole, buckets, exact, dead, exact_zeros, clip_error = np.repeat(
-            sketches.counted("size", "buckets", "exact", "dead", "exact_zeros", "clip_error"), len(self.codecs), axis=0
-        ).T
-        size, quantized = np.maximum(1, whole), whole - exact
-        share = quantized / size
-        norms = 32.0 * (buckets + exact) / size
-        coded = np.empty(fixed.size)
+        fixed, coded = fitted.grids.fixed, np.empty(fitted.adopted.size)
         _symbols.mean_lengths(fitted.lengths, judged.probabilities, fitted.grids.symbol_starts, coded)
-        has_zero = self._of_each(self.has_zero, len(sketches))
-        zeros = np.where(has_zero, numbers[:, _symbols.LOWEST] * quantized, dead)
-        symbols = numbers[:, _symbols.LOWEST + 1 :]
-        own = symbols[:, _symbols.CODED] + symbols[:, _symbols.SENT] / np.maximum(1, quantized)
-        # Same formula as MomentSketch.expect.
-        error = numbers[:, _symbols.WEIGHTED] + clip_error
-        return Expectations(
-            squared_error=error,
-            error_bound=numbers[:, _symbols.BOUND] + ROUNDING * error,
-            sparsity=(zeros + exact_zeros) / size,
-            bits_fixed=fixed * share + norms,
-            bits_entropy=symbols[:, _symbols.ENTROPY] * share + norms,
-            bits_huffman=np.minimum(fixed, own) * share + norms,
-            bits_payload=np.where(fitted.adopted, np.minimum(fixed, coded), fixed) * share + norms,
-            bits_norms=norms,
-            bias=np.sqrt(clip_error),
-        )
+        sent = np.where(fitted.adopted, np.minimum(fixed, coded), fixed)
+        return judged.expect(fixed, sent, self._of_each(self.has_zero, len(judged.sketches)))
 
     def add_noise(
         self,

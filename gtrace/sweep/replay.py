@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from gtrace.codecs import Codec, expecting, level_grid
-from gtrace.codecs.level_sets import Expectations, LevelFit, LevelSets, judged_together, least_errors
+from gtrace.codecs.level_sets import LevelFit, LevelSets, judged_together, least_errors
 from gtrace.errors import TraceError
 from gtrace.kernels.compare import add_values
 from gtrace.kernels.norms import power_sum
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.codecs.grids import Expectations
     from gtrace.sketch import MomentSketch, SketchSet
 
 OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"

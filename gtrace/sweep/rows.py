@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.base import CodedBits
-    from gtrace.codecs.level_sets import Expectations, LevelSets
+    from gtrace.codecs.grids import Expectations
+    from gtrace.codecs.level_sets import LevelSets
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.level_draws import DrawnSets
     from gtrace.sweep.store import Row

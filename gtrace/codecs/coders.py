@@ -13,14 +13,7 @@ from gtrace.codecs.grids import LevelGrid, judged_alone
 from gtrace.codecs.parts import Coder, Grid
 from gtrace.coding.elias import EliasCode, EliasKind
 from gtrace.coding.fixed import pack_fixed, unpack_fixed, width_for
-from gtrace.coding.huffman import (
-    CodedBlock,
-    decode_block,
-    huffman_code,
-    pack_lengths,
-    tally,
-    unpack_lengths,
-)
+from gtrace.coding.huffman import CodedBlock, decode_block, huffman_code, pack_lengths, tally, unpack_lengths
 from gtrace.errors import PayloadError
 from gtrace.kernels.symbols import mean_length
 from gtrace.types import Scope, State

@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 import numpy as np
 
 from gtrace.buckets import TensorSums
-from gtrace.codecs.base import (
-    Codec,
-    CodedBits,
-    check_summary,
-    checked_values,
-    kind_of,
-    parameter_fields,
-    sized_values,
-)
+from gtrace.codecs.base import Codec, CodedBits, check_summary, checked_values, kind_of, parameter_fields, sized_values
 from gtrace.codecs.grids import LevelGrid
 from gtrace.codecs.parts import Parts, Rounding, common_multiple
 from gtrace.codecs.spec import register

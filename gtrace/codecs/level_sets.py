@@ -156,7 +156,7 @@ class LevelSets:
                 fit = grid.fitted(state)
                 known[place] = -1 if fit is None else fit.size
         sizes = np.array([levels.size for levels in each])
-        symbols = 2 * sizes - self._of_each(self.has_zero, tensors)
+        symbols = 2 * sizes - np.tile(self.has_zero, tensors)
         return Grids(
             tuple(states),
             np.array(known),
@@ -166,10 +166,6 @@ class LevelSets:
             np.array([float(width_for(count)) for count in symbols.tolist()]),
         )
 
-    def _of_each(self, values: NDArray[Any], tensors: int) -> NDArray[Any]:
-        """What is known of each codec, for every set."""
-        return values if tensors == 1 else np.tile(values, tensors)
-
     def judge(self, sketches: SketchSet, grids: Grids) -> Judged:
         """All level sets, each on its tensor's sketch; ``grids`` from :meth:`grids` of any sketches.
 
@@ -177,7 +173,7 @@ class LevelSets:
             UsageError: the sketches were not built as the codecs need them.
         """
         check_summary(self.codecs[0], sketches)
-        mirrored = self._of_each(~self.has_zero, len(sketches))
+        mirrored = np.tile(~self.has_zero, len(sketches))
         return Judged.of(sketches, grids.levels, grids.starts, mirrored, grids.symbol_starts)
 
     def weighted_error(self, weighted: SketchSet, grids: Grids) -> NDArray[np.float64]:
@@ -187,7 +183,7 @@ class LevelSets:
             UsageError: the sketches were not built as the codecs need them.
         """
         check_summary(self.codecs[0], weighted)
-        errors, mirrored = np.empty(grids.known.size), self._of_each(~self.has_zero, len(weighted))
+        errors, mirrored = np.empty(grids.known.size), np.tile(~self.has_zero, len(weighted))
         _symbols.weigh_sets(weighted.bins(), grids.levels, grids.starts, mirrored, errors)
         return errors + np.repeat(weighted.counted("clip_error"), len(self.codecs))
 
@@ -199,7 +195,7 @@ class LevelSets:
         gain = (grids.fixed - coded) * np.repeat(sizes, len(self.codecs))
         size, exact = sketches.counted("size", "exact").T
         seen = np.repeat(size - exact > 0, len(self.codecs))
-        adopted = self._of_each(self._huffman, len(sketches)) & (gain > lengths) & seen
+        adopted = np.tile(self._huffman, len(sketches)) & (gain > lengths) & seen
         news = adopted | (grids.known >= 0)
         known = SHARED_HEAD + 4 * np.maximum(grids.known, 0) + np.where(adopted, lengths / 8, 0)
         return LevelFit(grids, adopted, judged.lengths, np.where(news, known, 0).astype(np.int64))
@@ -217,7 +213,7 @@ class LevelSets:
         fixed, coded = fitted.grids.fixed, np.empty(fitted.adopted.size)
         _symbols.mean_lengths(fitted.lengths, judged.probabilities, fitted.grids.symbol_starts, coded)
         sent = np.where(fitted.adopted, np.minimum(fixed, coded), fixed)
-        return judged.expect(fixed, sent, self._of_each(self.has_zero, len(judged.sketches)))
+        return judged.expect(fixed, sent, np.tile(self.has_zero, len(judged.sketches)))
 
     def add_noise(
         self,

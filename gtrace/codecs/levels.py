@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from gtrace.codecs import grids
 from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import Composed, method
@@ -12,12 +14,9 @@ _SENT = """A float32 norm for each bucket; with tail=exact the short last bucket
 level in one, by the coder. What a receiver must hold already, counted when it changes: the"""
 _HUFFMAN = f"{_SENT} Huffman code's lengths."
 _FITTED = f"{_SENT} fitted levels (float32) and the Huffman code's lengths."
-_FALLS = """Error falls to about a quarter with each bit, up to some 5 bits. Levels are fitted ahead: in sweeps
-to a mean of the steps before, in training at some steps (--refit). After a sudden change they are old."""
 _ALQ = "Faghri et al., Adaptive Gradient Quantization for Data-Parallel SGD, 2020"
 _ALQ_FORMULA = """Q(v) = ||v_b||_2 sign(v) l, rounded stochastically; l minimizes E[(l+ - r)(r - l)] over r = |v| /
 ||v_b||"""
-_AMQ_FORMULA = "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}; p minimizes E[(l+ - r)(r - l)]"
 _ALQ_CORRECTIONS = (
     "the law of |r| is p(r) + p(-r); the paper's formulas hold for even densities only",
     "the objective is not convex: uniform, exponential and companding starts are tried and the best is kept",
@@ -27,14 +26,6 @@ _ALQ_CORRECTIONS = (
     ),
     "the law is the data's own by default; law=truncnorm is the paper's mixture of truncated normals",
     "no constant is added to a norm: the reference's 1e-7 biases small gradients",
-)
-_AMQ_CORRECTIONS = (
-    (
-        "the objective has several minima: a grid of starts and a bracketed search find the least, the paper's "
-        "gradient steps (method=gd) can end at 2.6 times it"
-    ),
-    "the law of |r| is p(r) + p(-r); the paper's formula holds for even densities only",
-    "the paper's grid has no 0: that is zero=false here",
 )
 
 
@@ -159,24 +150,23 @@ class Alq(Composed):
     about = """Adaptive levels: they are fitted to the law of the normalized coordinates, so that stochastic rounding
     has the least variance. The choice if a gradient's shape is not known beforehand."""
     sends = _FITTED
-    behavior = _FALLS
-    related = ("alq-n", "amq", "zipml", "nuqsgd")
+    behavior = """Error falls to about a quarter with each bit, up to some 5 bits. Levels are fitted ahead: in sweeps
+    to a mean of the steps before, in training at some steps (--refit). After a sudden change they are old."""
+    related: ClassVar[tuple[str, ...]] = ("alq-n", "amq", "zipml", "nuqsgd")
 
 
 @method
-class AlqN(Composed):
+class AlqN(Alq):
     """ALQ-N: the same on the normalized variance."""
 
     name = "alq-n"
     parts = levels(grids.LeastVariance(weighted=False))
     summary = "like alq, with equal weight for every bucket"
-    formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 5 with equal weights"
-    corrections = _ALQ_CORRECTIONS
     about = """alq with equal weights, as if all buckets had the same norm. If norms differ much, alq's weights follow
     the error that matters."""
     sends = _FITTED
-    behavior = _FALLS
+    behavior = Alq.behavior
     related = ("alq", "alqg-n")
 
 
@@ -198,15 +188,13 @@ class AlqG(Composed):
 
 
 @method
-class AlqGN(Composed):
+class AlqGN(AlqG):
     """ALQG-N: gradient descent on the normalized variance."""
 
     name = "alqg-n"
     parts = levels(grids.LeastVarianceByGradient(weighted=False))
     summary = "like alq-n, by gradient descent"
-    formula = _ALQ_FORMULA
     paper = f"{_ALQ}, Eq. 7 with equal weights"
-    corrections = _ALQ_CORRECTIONS[:1] + _ALQ_CORRECTIONS[3:]
     about = "alqg with equal weight for every bucket."
     sends = _FITTED
     behavior = "Like alqg: the levels of alq-n at 2 to 4 bits, or worse ones."
@@ -220,26 +208,31 @@ class Amq(Composed):
     name = "amq"
     parts = levels(grids.FittedPowers())
     summary = "levels at powers of a fitted multiplier, buckets weighted by squared norm"
-    formula = _AMQ_FORMULA
+    formula = "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}; p minimizes E[(l+ - r)(r - l)]"
     paper = f"{_ALQ}, Eq. 8"
-    corrections = _AMQ_CORRECTIONS
+    corrections = (
+        (
+            "the objective has several minima: a grid of starts and a bracketed search find the least, the paper's "
+            "gradient steps (method=gd) can end at 2.6 times it"
+        ),
+        "the law of |r| is p(r) + p(-r); the paper's formula holds for even densities only",
+        "the paper's grid has no 0: that is zero=false here",
+    )
     about = """Exponential levels whose base is fitted: one number instead of a set of levels, so fits are fast and hard
     to mislead."""
     sends = _FITTED
     behavior = "Near alq at equal measured bits; the data decides which of the two is better."
-    related = ("amq-n", "alq", "nuqsgd")
+    related: ClassVar[tuple[str, ...]] = ("amq-n", "alq", "nuqsgd")
 
 
 @method
-class AmqN(Composed):
+class AmqN(Amq):
     """AMQ-N: equal weight for every bucket."""
 
     name = "amq-n"
     parts = levels(grids.FittedPowers(weighted=False))
     summary = "like amq, with equal weight for every bucket"
-    formula = _AMQ_FORMULA
     paper = f"{_ALQ}, Eq. 8 with equal weights"
-    corrections = _AMQ_CORRECTIONS
     about = "amq with equal weight for every bucket."
     sends = _FITTED
     behavior = "Near amq and alq-n at equal measured bits."

@@ -14,15 +14,7 @@ import numpy as np
 import scipy as sp
 
 from gtrace.buckets import Blocks
-from gtrace.codecs.base import (
-    Codec,
-    CodedBits,
-    EncodedPart,
-    Measured,
-    checked_values,
-    coder_parameter,
-    parameter,
-)
+from gtrace.codecs.base import Codec, CodedBits, EncodedPart, Measured, checked_values, coder_parameter, parameter
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.spec import register_wrapper

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from gtrace.codecs.base import CodedBits
 from gtrace.codecs.coders import Bit
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.memory import UNITS, MomentumAverage, Residual
@@ -74,9 +75,7 @@ class Sign(Grid):
             squared_error=error,
             bias=math.sqrt(max(0.0, error - sketch.zeros * s * s)),
             sparsity=float(s == 0),
-            bits_fixed=1 + head,
-            bits_entropy=1 + head,
-            bits_huffman=1 + head,
+            **CodedBits(1 + head, 1 + head, 1 + head).columns,
             bits_payload=1 + head,
             bits_norms=head,
             probabilities=np.array([0.5, 0.5]),

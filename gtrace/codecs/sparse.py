@@ -22,13 +22,7 @@ from gtrace.codecs.spec import codec
 from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.coding.fixed import fixed_size, read_floats, width_for
 from gtrace.coding.huffman import CodedBlock, Floats, decode_floats, expected_floats
-from gtrace.coding.sparse import (
-    decode_positions,
-    decode_sparse,
-    encode_positions,
-    pack_positions,
-    unpack_positions,
-)
+from gtrace.coding.sparse import decode_positions, decode_sparse, encode_positions, pack_positions, unpack_positions
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import elementwise as _elementwise
@@ -645,7 +639,7 @@ class TopK(Composed):
     summary = "the largest magnitudes exactly, the rest zero"
     formula = "Q(v_i) = v_i for the k largest |v_i|, else 0; k = max(1, round(ratio n))"
     paper = "Alistarh et al., The Convergence of Sparsified Gradient Methods, 2018"
-    corrections = (_TIES,)
+    corrections: ClassVar[tuple[str, ...]] = (_TIES,)
     about = """The largest magnitudes exactly. Without memory the rest never arrives, so it is mostly used as mem-sgd or
     ef:topk."""
     sends = _POSITIONS
@@ -657,7 +651,7 @@ class TopK(Composed):
 
 
 @method
-class MemSgd(Composed):
+class MemSgd(TopK):
     """Top-k with memory: what is not sent is added to the next gradient."""
 
     name = "mem-sgd"

@@ -92,7 +92,7 @@ class EliasCode:
         symbols: values are 0 to symbols - 1 and decoded as uint16 (at most 65536); None: any integers, int64.
 
     Raises:
-        UsageError: an unknown kind, or an alphabet that is empty or too large.
+        UsageError: an origin too far from zero.
 
     >>> code = EliasCode("gamma")
     >>> code.bits([0, -1, 2]), code.decode(code.encode([0, -1, 2]), 3).tolist()
@@ -105,10 +105,6 @@ class EliasCode:
     symbols: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ELIAS:
-            raise UsageError(f"Elias code '{self.kind}' is unknown; choose gamma, delta or omega")
-        if self.symbols is not None and not 1 <= self.symbols <= 1 << 16:
-            raise UsageError(f"Elias code: an alphabet of {self.symbols} symbols; it must have 1 to 65536")
         if abs(self.origin) >= REACH // 2:
             raise UsageError(f"Elias code: the origin {self.origin} is too far from zero")
 

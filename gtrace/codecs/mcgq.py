@@ -354,7 +354,7 @@ class Mcgq(Composed):
         starts = _starts(sampled)
         total = _total(sampled, starts)
         samples = self._samples(state, total, 0.0 if self.bits is None else _largest(sampled))
-        q = _sample(sampled, total, starts, samples, _offset(key))
+        q = _sample(sampled, total, starts, samples, _mcgq.offset(*map(np.uint64, key)))
         if not self.with_norm:
             return q, None
         norm = total if sampled is x or self.scale == "accumulated" else _total(x)
@@ -400,7 +400,8 @@ class Mcgq(Composed):
         """The counts of a part, from :meth:`prepare`'s state."""
         sums, starts = state.arrays["sums"], _starts(x)
         _mcgq.absolute_sum(x, float(sums[start // _mcgq.BLOCK]), starts)
-        return _sample(x, float(sums[-1]), starts, int(state.arrays["samples"]), _offset(key))
+        xi = _mcgq.offset(*map(np.uint64, key))
+        return _sample(x, float(sums[-1]), starts, int(state.arrays["samples"]), xi)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The values of the part; all bits count with the first part."""
@@ -478,10 +479,6 @@ def _total(x: Values, starts: NDArray[np.float64] | None = None, before: float =
 
 def _largest(x: Values) -> float:
     return max(float(x.max()), -float(x.min())) if x.size else 0.0
-
-
-def _offset(key: tuple[int, int]) -> float:
-    return float(_mcgq.offset(np.uint64(key[0]), np.uint64(key[1])))
 
 
 def _sample(x: Values, total: float, starts: NDArray[np.float64], samples: int, xi: float) -> NDArray[np.int64]:

@@ -47,8 +47,6 @@ def averaged(momentum: Values, x: Values, beta: float, dampening: float) -> Valu
 class Residual(Memory):
     """What did not arrive is added to the next gradient. Kept as ``residual``, float32[n]."""
 
-    keeps: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = False
     zeros: ClassVar[tuple[str, ...]] = ("residual",)
 
     def given(self, arrays: Arrays, x: Values) -> Values:
@@ -119,8 +117,6 @@ class FadingResidual(Residual):
 class Accumulated(Memory):
     """Coordinates that were not sent wait and grow; the others start again. Kept as ``accumulated``, float32[n]."""
 
-    keeps: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = False
     zeros: ClassVar[tuple[str, ...]] = ("accumulated",)
 
     def given(self, arrays: Arrays, x: Values) -> Values:
@@ -134,8 +130,6 @@ class Accumulated(Memory):
 class MomentumAverage(Memory):
     """m <- beta m + (1 - beta) v is sent instead of v. Kept as ``momentum``, float32[n]."""
 
-    keeps: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = False
     zeros: ClassVar[tuple[str, ...]] = ("momentum",)
 
     beta: float = parameter(0.9, "share of the momentum that stays", minimum=0.0, maximum=1.0)
@@ -163,9 +157,6 @@ class Estimate(Memory):
 
     Kept as ``estimate``, float32[n], on both ends; with momentum the sender also keeps ``momentum``, float32[n].
     """
-
-    keeps: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = False
 
     momentum: float = parameter(
         0.0, "share of m that stays; the estimate then follows m instead of the gradient", minimum=0.0, maximum=1.0

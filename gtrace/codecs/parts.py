@@ -110,10 +110,18 @@ class Word:
 class Memory(Word):
     """What a worker keeps from step to step; this class keeps nothing."""
 
-    #: whether anything is kept
-    keeps: ClassVar[bool] = False
     #: names of arrays, float32[n], that are zero before the first step
     zeros: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept."""
+        return type(self) is not Memory
+
+    @property
+    def unbiased(self) -> bool:
+        """Only without a memory: with one the gradient is not what is encoded."""
+        return not self.keeps
 
     @property
     def part_multiple(self) -> int:

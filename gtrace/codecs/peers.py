@@ -13,6 +13,7 @@ import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
@@ -79,19 +81,10 @@ class _OneRank:
         output.copy_(tensor.reshape(output.shape))
         return _done(self._torch, output)
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> AbstractContextManager[Any]:
         """torch.distributed's functions are those of this group for the block."""
-        module = self._torch.distributed
         names = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "get_rank", "get_world_size")
-        before = {name: getattr(module, name) for name in names}
-        try:
-            for name in names:
-                setattr(module, name, getattr(self, name))
-            yield
-        finally:
-            for name, function in before.items():
-                setattr(module, name, function)
+        return mock.patch.multiple(self._torch.distributed, **{name: getattr(self, name) for name in names})
 
 
 def _done(torch: Any, result: Any) -> Any:

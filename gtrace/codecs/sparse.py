@@ -507,8 +507,6 @@ class SignedPositions(Coder):
 class Velocity(Memory):
     """Momentum, and its sum that was not sent yet. Kept as ``velocity`` and ``residual``, float32[n], and ``step``."""
 
-    keeps = True
-    unbiased = False
     zeros = "velocity", "residual"
     rank = 6
 

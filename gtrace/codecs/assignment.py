@@ -73,11 +73,11 @@ class CodecTable:
         """
         if min_size < 0:
             raise UsageError(f"min-size: {min_size} is below 0")
-        found = codec.table if isinstance(codec, HasTable) else codec
+        found = coding_of(codec)
         pairs = rules.items() if hasattr(rules, "items") else rules
         built = tuple((pattern, _built(item)) for pattern, item in pairs)
         if not isinstance(found, CodecTable):
-            return cls(_built(found), built, min_size)
+            return cls(found, built, min_size)
         if built or min_size:
             raise UsageError(f"{found}: a table names the codec of every tensor; rules and min-size are for one codec")
         return found

@@ -127,6 +127,8 @@ class Fp(Composed):
     unbiased = False
     #: rounding is random
     stochastic: ClassVar[bool] = False
+    #: the format, unless it is chosen
+    _named: ClassVar[FloatFormat | None] = None
     word = "format"
 
     bits: int | None = parameter(
@@ -180,11 +182,12 @@ class Fp(Composed):
         if self.format == "auto":
             self._settle("bits", 8, only_missing=True)
             candidates(cast("int", self.bits))
-        else:
-            form = preset.form if preset else FloatFormat.parse(self.format)
-            self._settle("bits", form.bits)
-            if preset is None:
-                object.__setattr__(self, "format", form.name)
+            return
+        named = preset.form if preset else FloatFormat.parse(self.format)
+        self._settle("bits", named.bits)
+        object.__setattr__(self, "_named", named)
+        if preset is None:
+            object.__setattr__(self, "format", named.name)
 
     def _settle(self, name: str, value: int | str, *, only_missing: bool = False) -> None:
         given = getattr(self, name)
@@ -196,16 +199,14 @@ class Fp(Composed):
     def __str__(self) -> str:
         """The spec: a format by its word, ``bits`` of an automatic one, and what differs from what those imply."""
         preset = PRESETS.get(self.format)
-        implied = {
-            "scale": BEST if self.block is None else "floor",
-            "block": None,
-            **({"scale": preset.scale, "block": preset.block} if preset else {}),
-        }
+        implied = {item.name: item.default for item in parameter_fields(self)}
+        implied["scale"] = preset.scale if preset else BEST if self.block is None else "floor"
+        implied["block"] = preset.block if preset else None
         first = f"bits={self.bits}" if self.format == "auto" else self.format
         rest = [
             f"{name}={value}"
             for name, value in self.parameters.items()
-            if name not in ("bits", "format") and value != implied.get(name, _DEFAULTS.get(name))
+            if name not in ("bits", "format") and value != implied[name]
         ]
         return f"fp:{','.join([first, *rest])}"
 
@@ -301,7 +302,6 @@ class Fp(Composed):
 
     @property
     def part_multiple(self) -> int | None:
-        """A block, if blocks have scales of their own; otherwise 1."""
         return self.block or 1
 
     def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
@@ -408,13 +408,6 @@ class Fp(Composed):
         return saturated / present, flushed / present
 
     @property
-    def _named(self) -> FloatFormat | None:
-        if self.format == "auto":
-            return None
-        preset = PRESETS.get(self.format)
-        return preset.form if preset else FloatFormat.parse(self.format)
-
-    @property
     def _forms(self) -> Sequence[FloatFormat]:
         return (self._named,) if self._named else candidates(cast("int", self.bits))
 
@@ -461,9 +454,6 @@ class Fp(Composed):
                 raise PayloadError("shared bytes are not empty, though the format is named")
             raise PayloadError("shared bytes name an invalid format for these bits")
         return found[shared]
-
-
-_DEFAULTS = {item.name: item.default for item in parameter_fields(Fp)}
 
 
 def _signed_tally(codes: NDArray[np.uint16], bits: int) -> NDArray[np.int64]:

@@ -358,7 +358,6 @@ class EqualSteps(LevelGrid):
     )
 
     def check(self, name: str) -> None:
-        """Raise :class:`~gtrace.errors.UsageError` if ``steps`` contradicts the other parameters."""
         if self.steps is not None and not (self.zero and self.steps < 1 << self.bits - 1):
             wanted = f"bits={max(2, self.steps.bit_length() + 1)} or more" if self.zero else "zero=true"
             raise UsageError(f"codec {name}: steps={self.steps} needs {wanted}")

@@ -414,8 +414,6 @@ class Eden(Composed):
 
 def _placed(values: Values, kept: Kept, size: int) -> Values:
     """Kept values in a tensor of ``size`` that is zero elsewhere, float32[size]."""
-    if isinstance(kept, slice):
-        return values
     out = np.zeros(size, np.float32)
     out[kept] = values
     return out

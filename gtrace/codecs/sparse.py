@@ -133,7 +133,6 @@ class Largest(Subset):
     ratio: float = parameter(0.01, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
 
     def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
-        """With ties, all values as large as the least one are chosen, but no zeros."""
         return largest_of((x for _, x in pieces()), kept(self.ratio, size), size, magnitudes, ties=self.ties)
 
 
@@ -359,7 +358,6 @@ class RandomChoice(Subset):
 
     @property
     def unbiased(self) -> bool:
-        """Only if scaling makes up for the loss."""
         return self.scale
 
     def chosen(self, seed: int, size: int) -> NDArray[np.int64]:
@@ -548,7 +546,11 @@ class WarmingUp(LargestOfChunks):
     warmup: int = parameter(0, "steps over which the ratio falls, from 1/4 in four stages, each a quarter", minimum=0)
 
     def ratio_at(self, step: int) -> float:
-        """The share that is sent at a step."""
+        """The share that is sent at a step.
+
+        >>> [WarmingUp(0.001, warmup=8).ratio_at(step) for step in (0, 1, 2, 4, 6, 8)]
+        [0.25, 0.25, 0.0625, 0.015625, 0.00390625, 0.001]
+        """
         if step >= self.warmup:
             return self.ratio
         return max(self.ratio, _FIRST ** (1 + _STAGES * step // self.warmup))
@@ -755,11 +757,3 @@ class Dgc(Composed):
     related = ("mem-sgd", "topk", "momentum")
 
     warmup: int
-
-    def ratio_at(self, step: int) -> float:
-        """The share that is sent at a step.
-
-        >>> [Dgc(warmup=8).ratio_at(step) for step in (0, 1, 2, 4, 6, 8)]
-        [0.25, 0.25, 0.0625, 0.015625, 0.00390625, 0.001]
-        """
-        return cast("WarmingUp", self.parts.grid).ratio_at(step)

@@ -6,7 +6,7 @@ import dataclasses
 import struct
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gtrace.buckets import TensorSums, as_values
 from gtrace.codecs.base import Codec, CodedBits, checked_values
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gtrace.codecs.parts import Values
     from gtrace.sketch import MomentSketch
 
-W = TypeVar("W", bound="type[Wrapper]")
 #: prefix of the names of the inner codec's arrays in the wrapper's state
 INNER = "inner."
 _NUMBER = struct.Struct("<I")
@@ -113,7 +112,6 @@ class Wrapper(Codec):
 
     @property
     def part_multiple(self) -> int | None:
-        """A multiple of memory's and the inner codec's."""
         return common_multiple(self.parts.memory, self.inner)
 
     def prepare(self, state: State, pieces: Pieces, key: tuple[int, int], sums: TensorSums | None = None) -> State:
@@ -203,12 +201,8 @@ def _check_ends(codec: Wrapper) -> None:
         raise UsageError(f"codec '{codec}': {prefix}: cannot go around ef21:; put ef21: first")
 
 
-def prefix(cls: W) -> W:
-    """Class decorator of a wrapper with a memory: :func:`~gtrace.codecs.engine.assembled` and registered."""
-    return register_wrapper(assembled(cls))
-
-
-@prefix
+@register_wrapper
+@assembled
 class ErrorFeedback(Wrapper):
     """Error feedback around any codec: ``ef:topk:ratio=0.01``.
 
@@ -234,7 +228,8 @@ class ErrorFeedback(Wrapper):
     related = ("mem-sgd", "accumulate", "momentum")
 
 
-@prefix
+@register_wrapper
+@assembled
 class Accumulate(Wrapper):
     """MCGQ's accumulation around any codec: ``accumulate:topk:ratio=0.01``.
 
@@ -255,7 +250,8 @@ class Accumulate(Wrapper):
     related = ("ef", "mcgq")
 
 
-@prefix
+@register_wrapper
+@assembled
 class Momentum(Wrapper):
     """Momentum on every worker, in front of any codec: ``momentum:beta=0.9:signsgd``.
 
@@ -274,7 +270,8 @@ class Momentum(Wrapper):
     related = ("signum", "dgc")
 
 
-@prefix
+@register_wrapper
+@assembled
 class Ef21(Wrapper):
     """EF21 around any codec: ``ef21:topk:ratio=0.01``; with ``momentum=`` EF21-SGDM.
 

@@ -243,20 +243,10 @@ class LevelSets:
         rules = [grid.rule(State(0, arrays)) for grid, arrays in zip(self._grids, grids.states, strict=True)]
         norm = cast("BucketNorm", cast("Composed", self.codecs[0]).parts.scale)
         cut, lost = norm.cut(values, State(values.size)), np.empty(len(rules))
-        noise_of_levels(
-            cut.x,
-            cut.bucket,
-            cut.scales,
-            np.array([(rule.number, rule.mirrored, rule.steps) for rule in rules]),
-            grids.levels.astype(np.float32),
-            grids.starts,
-            np.array(keys, np.uint64),
-            near,
-            scale,
-            factor,
-            variance,
-            lost,
-        )
+        kinds = np.array([(rule.number, rule.mirrored, rule.steps) for rule in rules])
+        levels, words = grids.levels.astype(np.float32), np.array(keys, np.uint64)
+        given = cut.x, cut.bucket, cut.scales, kinds, levels, grids.starts, words
+        noise_of_levels(*given, near, scale, factor, variance, lost)
         return lost
 
 

@@ -373,8 +373,8 @@ class Rounding(Word):
     rank: ClassVar[int] = 4
 
     def symbols(self, grid: Any, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Any:
-        """The symbols of values; the first is value ``start`` of its tensor."""
-        raise NotImplementedError
+        """The symbols of values, the grid's nearest ones by default; the first is value ``start`` of its tensor."""
+        return grid.nearest(state, v, key)
 
     def prepare(self, parts: Parts, state: State, pieces: Pieces, key: tuple[int, int]) -> State:
         """See :meth:`gtrace.codecs.Codec.prepare`; the pieces' values are those that are encoded."""
@@ -403,10 +403,6 @@ class Rounding(Word):
 @dataclass(frozen=True)
 class Nearest(Rounding):
     """Round to the nearest value of a fixed grid."""
-
-    def symbols(self, grid: Grid, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> Any:
-        """The grid's nearest symbols."""
-        return grid.nearest(state, v, key)
 
 
 def common_multiple(*parts: Any) -> int | None:

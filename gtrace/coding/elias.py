@@ -161,20 +161,8 @@ class EliasCode:
             raise PayloadError(f"{size} bytes cannot hold {count} Elias codes")
         t = _tables(self.kind)
         out: NDArray[Any] = np.empty(count, np.int64 if self.symbols is None else np.uint16)
-        words = to_words(data)
-        used = int(
-            _elias.decode(
-                words,
-                8 * size,
-                ELIAS.index(self.kind),
-                self.origin,
-                self.signed,
-                self.symbols or 0,
-                t.quick_integer,
-                t.quick_length,
-                out,
-            )
-        )
+        code = ELIAS.index(self.kind), self.origin, self.signed, self.symbols or 0
+        used = int(_elias.decode(to_words(data), 8 * size, *code, t.quick_integer, t.quick_length, out))
         if not ends_after(data, used):
             raise PayloadError("the Elias stream ends early, is too long or holds a code that no encoder writes")
         return out

@@ -74,21 +74,13 @@ class HuffmanCode:
     def __init__(self, lengths: NDArray[np.uint8]) -> None:
         self.lengths = np.require(lengths, np.uint8, ["C", "W"])
         check_lengths(self.lengths)
-        longest = int(self.lengths.max(initial=0))
-        self._longest = longest
+        self._longest = longest = int(self.lengths.max(initial=0))
         self._codes = np.empty(self.lengths.size, np.uint64)
         self._quick = np.zeros(1 << _QUICK, np.uint16), np.zeros(1 << _QUICK, np.uint8)
         self._first_code, self._first_index = np.zeros(longest + 2, np.int64), np.zeros(longest + 2, np.int64)
         self._ordered = np.empty(np.count_nonzero(self.lengths), np.uint16)
-        _prefix_codes.canonical(
-            self.lengths,
-            self._codes,
-            self._quick[0],
-            self._quick[1],
-            self._first_code,
-            self._first_index,
-            self._ordered,
-        )
+        first = self._first_code, self._first_index
+        _prefix_codes.canonical(self.lengths, self._codes, *self._quick, *first, self._ordered)
 
     def bits(self, symbols: NDArray[np.uint16]) -> int:
         """Length of the encoded symbols in bits; -1 when one of them has no code."""

@@ -70,12 +70,8 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
     factor = _one_scale(sketch)
     flags = (_CLIPPED if spec.clip is not None else 0) | (_ONE_SCALE if factor is not None else 0)
     flags |= _DOUBLE if sketch.mantissa == MANTISSA else 0
-    columns = [
-        np.diff(sketch.rows, prepend=0),
-        count,
-        sums[:, 1] / (count * width),
-        sums[:, 2] / (count * width * width),
-    ]
+    first, second = sums[:, 1] / (count * width), sums[:, 2] / (count * width * width)
+    columns = [np.diff(sketch.rows, prepend=0), count, first, second]
     if factor is None:
         weight = sums[:, 3]
         # Values with a weight that vanishes in float64 have no position within their bin either.
@@ -84,21 +80,11 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
     counts = [getattr(sketch, name) for name in _COUNTS]
     mean = any(number % 1 for number in counts) or bool((count % 1).any())
     flags |= _MEAN if mean else 0
-    header = (_MEAN_HEADER if mean else _HEADER).pack(
-        MAGIC,
-        NORMS.index(spec.norm),
-        _TAILS.index(spec.tail),
-        sketch.mantissa,
-        flags,
-        spec.bucket_size or 0,
-        spec.clip or 0.0,
-        *(counts if mean else map(int, counts)),
-        sketch.zero_weight,
-        sketch.exact_energy,
-        sketch.clip_error,
-        factor or 0.0,
-        sketch.rows.size,
-    )
+    about = NORMS.index(spec.norm), _TAILS.index(spec.tail), sketch.mantissa, flags, spec.bucket_size or 0
+    numbers = counts if mean else map(int, counts)
+    outside = sketch.zero_weight, sketch.exact_energy, sketch.clip_error, factor or 0.0
+    kind = _MEAN_HEADER if mean else _HEADER
+    header = kind.pack(MAGIC, *about, spec.clip or 0.0, *numbers, *outside, sketch.rows.size)
     # Bytes of a column are grouped by significance: neighbors are similar and deflate well.
     stored = [column.astype(kind) for column, kind in zip(columns, _kinds(flags), strict=True)]
     planes = [column.view(np.uint8).reshape(-1, column.itemsize).T.tobytes() for column in stored]

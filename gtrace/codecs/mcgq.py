@@ -136,8 +136,7 @@ def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
     samples = sample_count(x.size, amount)
     if not 0 <= xi < 1:
         raise UsageError(f"mcgq: xi={xi:g} is out of range; it must be in [0, 1)")
-    starts = _starts(x)
-    total = _total(x, starts)
+    total, starts = _summed(x)
     if total > FLOAT32_MAX:
         raise UsageError(f"mcgq: the norm {total:.6g} is beyond float32; scale the gradient down")
     return _sample(x, total, starts, samples, xi).reshape(np.shape(g))
@@ -249,7 +248,7 @@ def distance(g: ArrayLike, q: ArrayLike) -> float:
     u, v = as_values(g), as_values(q)
     if u.size != v.size:
         raise UsageError(f"mcgq: {v.size} quantized values for {u.size} exact ones")
-    norm_u, norm_v = _total(u), _total(v)
+    norm_u, norm_v = _summed(u)[0], _summed(v)[0]
     if norm_u == 0 or norm_v == 0:
         return math.nan
     return float(
@@ -351,13 +350,12 @@ class Mcgq(Composed):
     def _sampled(self, state: State, x: Values, key: tuple[int, int]) -> tuple[NDArray[np.int64], float | None]:
         """The counts, int64[n], and the norm if it is sent."""
         sampled = self.parts.memory.given(state.arrays, x)
-        starts = _starts(sampled)
-        total = _total(sampled, starts)
+        total, starts = _summed(sampled)
         samples = self._samples(state, total, 0.0 if self.bits is None else _largest(sampled))
         q = _sample(sampled, total, starts, samples, _mcgq.offset(*map(np.uint64, key)))
         if not self.with_norm:
             return q, None
-        norm = total if sampled is x or self.scale == "accumulated" else _total(x)
+        norm = total if sampled is x or self.scale == "accumulated" else _summed(x)[0]
         return q, min(norm, FLOAT32_MAX)
 
     def _samples(self, state: State, total: float, top: float) -> int:
@@ -381,8 +379,8 @@ class Mcgq(Composed):
         """
         before, total, top = [], 0.0, 0.0
         for _, x in pieces():
-            starts = _starts(x)
-            total, top = _total(x, starts, total), max(top, _largest(x))
+            total, starts = _summed(x, total)
+            top = max(top, _largest(x))
             before.append(starts[:: _mcgq.BLOCK // _mcgq.CHAIN].copy())
         samples = np.array(self._samples(state, total, top))
         state = state.with_arrays(sums=np.concatenate([*before, [total]]), samples=samples)
@@ -398,8 +396,8 @@ class Mcgq(Composed):
 
     def _part(self, state: State, x: Values, key: tuple[int, int], start: int) -> NDArray[np.int64]:
         """The counts of a part, from :meth:`prepare`'s state."""
-        sums, starts = state.arrays["sums"], _starts(x)
-        _mcgq.absolute_sum(x, float(sums[start // _mcgq.BLOCK]), starts)
+        sums = state.arrays["sums"]
+        _, starts = _summed(x, float(sums[start // _mcgq.BLOCK]))
         xi = _mcgq.offset(*map(np.uint64, key))
         return _sample(x, float(sums[-1]), starts, int(state.arrays["samples"]), xi)
 
@@ -459,22 +457,18 @@ def _restored(q: NDArray[np.int64], norm: float | None, samples: float | None = 
     return out
 
 
-def _starts(x: Values) -> NDArray[np.float64]:
-    """Room for the sums before each chain of values."""
-    return np.empty(-(-x.size // _mcgq.CHAIN))
-
-
-def _total(x: Values, starts: NDArray[np.float64] | None = None, before: float = 0.0) -> float:
-    """||x||_1 as the sequential float64 sum, after ``before``; ``starts``, from :func:`_starts`, is filled if given.
+def _summed(x: Values, before: float = 0.0) -> tuple[float, NDArray[np.float64]]:
+    """||x||_1 as the sequential float64 sum, after ``before``, and the sums before each chain of values.
 
     Raises:
         UsageError: not finite.
     """
-    total = float(_mcgq.absolute_sum(x, before, _starts(x) if starts is None else starts))
+    starts = np.empty(-(-x.size // _mcgq.CHAIN))
+    total = float(_mcgq.absolute_sum(x, before, starts))
     if not math.isfinite(total):
         at = int(np.flatnonzero(~np.isfinite(x))[0])
         raise UsageError(f"mcgq: value {at} is {x[at]}; only finite numbers can be sampled")
-    return total
+    return total, starts
 
 
 def _largest(x: Values) -> float:

@@ -305,9 +305,7 @@ class Ef21(Wrapper):
         super().__post_init__()
         _check_ends(self)
 
-    def aggregate(self, decoded: Sequence[Values]) -> Values:
-        """The mean of the estimates."""
-        return Codec.aggregate(self, decoded)
+    aggregate = Codec.aggregate
 
 
 @dataclass(frozen=True)
@@ -318,6 +316,8 @@ class Coordinates(Wrapper):
     """
 
     receive = Codec.receive
+    # The mean: a vote over signs means nothing once they are turned back.
+    aggregate = Codec.aggregate
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -399,10 +399,6 @@ class Coordinates(Wrapper):
         number = self._fixed(state)
         decoded, own = (self.turned(array, number, back=True) for array in (ended.decoded, ended.own))
         return ended._replace(decoded=decoded, own=own)
-
-    def aggregate(self, decoded: Sequence[Values]) -> Values:
-        """The mean: a vote over signs means nothing once they are turned back."""
-        return Codec.aggregate(self, decoded)
 
     def _fixed(self, state: State) -> int:
         return 0 if self.random else self.number(state, (0, 0))

@@ -57,10 +57,8 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
         mantissa: coarsen bins to this first; a coarser sketch stays as it is.
 
     Raises:
-        UsageError: a sketch with bucket moments, which grow with the tensor, or mantissa bits beyond 0 to 10.
+        UsageError: a sketch with bucket moments, which grow with the tensor.
     """
-    if not 0 <= mantissa <= MANTISSA:
-        raise UsageError(f"mantissa bits: {mantissa} is not between 0 and {MANTISSA}")
     if sketch.bucket_moments is not None:
         raise UsageError("sketch: cannot be stored with moments of every bucket, because their size is not bounded")
     sketch = sketch.coarsen(min(mantissa, sketch.mantissa))

@@ -23,8 +23,6 @@ _RICE = 16
 _MAX_RICE = 48
 #: Rice parameters that are tried around the best one for gaps drawn at random
 _TRIED = 3
-#: tensors may have up to this many elements
-MAX_SIZE = 2**48
 
 
 def encode_positions(positions: ArrayLike, size: int) -> bytes:
@@ -124,8 +122,6 @@ def _checked(positions: ArrayLike, size: int) -> NDArray[np.int64]:
     array = np.asarray(positions)
     if array.size and array.dtype.kind not in "iu":
         raise UsageError(f"positions of dtype {array.dtype}; pass integers")
-    if not 0 <= size <= MAX_SIZE:
-        raise UsageError(f"positions: a tensor of {size} elements; it must have 0 to 2^48")
     p = np.ascontiguousarray(array, dtype=np.int64).reshape(-1)
     if p.size and not (p[0] >= 0 and p[-1] < size and (p[1:] > p[:-1]).all()):
         raise UsageError(f"positions: they must be strictly ascending and from 0 to {size - 1}")
@@ -156,8 +152,6 @@ def _best(p: NDArray[np.int64], size: int) -> tuple[int, int]:
 
 def _head(data: bytes | memoryview, size: int) -> tuple[int, int]:
     """Method and number of positions."""
-    if not 0 <= size <= MAX_SIZE:
-        raise UsageError(f"positions: a tensor of {size} elements; it must have 0 to 2^48")
     end = 1 + _count_bytes(size)
     if len(data) < end:
         raise PayloadError(f"positions: {len(data)} bytes are shorter than the {end} that they begin with")

@@ -26,8 +26,7 @@ def xi_of(key):
 
 def sampled(g, samples, xi):
     """Counts of more samples than an amount can name exactly."""
-    starts = mcgq._starts(g)
-    return mcgq._sample(g, mcgq._total(g, starts), starts, samples, xi)
+    return mcgq._sample(g, *mcgq._summed(g), samples, xi)
 
 
 # Counts
@@ -39,7 +38,7 @@ def test_golden_counts(case):
     assert q.dtype == np.int64
     assert q.tolist() == case["counts"] != case["loose"]
     assert mcgq.sample_count(len(case["g"]), case["K"]) == case["N"]
-    assert mcgq._total(np.array(case["g"], np.float32)) / case["N"] == case["scale"]
+    assert mcgq._summed(np.array(case["g"], np.float32))[0] / case["N"] == case["scale"]
     assert mcgq.payload_bits(q) == case["bits"]
     assert mcgq.payload_bits(q, with_norm=True) == case["bits_with_norm"]
     assert mcgq.Runs.of([q]).value_bits == case["max_bits"]
@@ -92,7 +91,7 @@ def test_counts_of_many_samples_follow_the_sequential_float64_sum(units, size):
     """The sum is taken in chains side by side; so many samples show its last bits, and ties of any width."""
     x = np.concatenate([[2.0**18, 2.0**-34], UNITS[units](np.random.default_rng(size), size)]).astype(np.float32)
     sums = np.cumsum(np.abs(x).astype(np.float64))
-    assert mcgq._total(x) == sums[-1]
+    assert mcgq._summed(x)[0] == sums[-1]
     for samples, xi in ((2**46 - 1, 1 - 2.0**-24), (2**40, 0.0), (size // 2, 0.5)):
         assert sampled(x, samples, xi).tolist() == naive.exact_counts(x, samples, xi)
 
@@ -180,7 +179,7 @@ def test_a_budget_is_the_most_samples_whose_counts_fit(bits):
         g = np.asarray(law, np.float32)
         top, total = Fraction(float(np.abs(g).max())), naive.running_sums(g)[-1]
         c = mcgq.Mcgq(bits=bits)
-        samples, limit = c._samples(c.init(g.size), mcgq._total(g), float(top)), 2 ** (bits - 1) - 1
+        samples, limit = c._samples(c.init(g.size), mcgq._summed(g)[0], float(top)), 2 ** (bits - 1) - 1
         assert samples * top <= limit * total < (samples + 1) * top
         assert max(np.abs(sampled(g, samples, xi_of((key, 1)))).max() for key in range(20)) <= limit
 

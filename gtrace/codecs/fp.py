@@ -313,7 +313,7 @@ class Fp(Composed):
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """Round the part as :meth:`encode` does; a scale of the whole tensor counts with the first part."""
-        head, block, codes = self._rounded(state, values, key, start)
+        head, block, codes = self._rounded(state, self._values(state, values), key, start)
         form = self.format_of(state)
         again = start and (self.block is None or self.scale == "e4m3")
         bits = 8 * (len(head) - (_SCALE.size if again else 0))
@@ -329,10 +329,10 @@ class Fp(Composed):
         return checked_values(state, values) if self.block is None else sized_values(state, values)
 
     def _rounded(
-        self, state: State, values: ArrayLike, key: tuple[int, int], start: int
+        self, state: State, x: Values, key: tuple[int, int], start: int
     ) -> tuple[bytes, int, NDArray[np.uint16]]:
         """The scales as sent, the number of values per scale, and codes of values from ``start`` on."""
-        x, form = self._values(state, values), self.format_of(state)
+        form = self.format_of(state)
         head, block = self._head(state, form, x)
         return head, block, form.encode_blocks(x, block, self._factors(head), key if self.stochastic else None, start)
 

@@ -123,23 +123,14 @@ class Subset(Grid):
 
 
 @dataclass(frozen=True)
-class Largest(Subset):
-    """Zero, and the k largest magnitudes as they are."""
+class LargestOfChunks(Subset):
+    """Zero, and the k largest magnitudes of the tensor as they are, or of each chunk of it."""
 
     unbiased = False
     #: all values as large as the least one that is sent are sent, too, but no zeros
     ties: ClassVar[bool] = False
 
     ratio: float = parameter(0.01, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
-
-    def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
-        return largest_of((x for _, x in pieces()), kept(self.ratio, size), size, magnitudes, ties=self.ties)
-
-
-@dataclass(frozen=True)
-class LargestOfChunks(Largest):
-    """The largest magnitudes of the tensor, or of each chunk of it."""
-
     chunk: int | None = parameter(
         None, "choose in each chunk of this length; none for the whole tensor", minimum=1, optional=True
     )
@@ -151,7 +142,7 @@ class LargestOfChunks(Largest):
     def over(self, pieces: Pieces, size: int, key: tuple[int, int]) -> Kept:
         length = self.chunk
         if length is None:
-            return super().over(pieces, size, key)
+            return largest_of((x for _, x in pieces()), kept(self.ratio, size), size, magnitudes, ties=self.ties)
 
         def found(x: Values, start: int) -> NDArray[np.int64]:
             whole = x.size - x.size % length
@@ -163,10 +154,11 @@ class LargestOfChunks(Largest):
 
 
 @dataclass(frozen=True)
-class Threshold(Largest):
-    """Zero, and magnitudes from a quantile on as they are."""
+class Threshold(LargestOfChunks):
+    """Zero, and magnitudes from a quantile of the whole tensor on as they are."""
 
     ties = True
+    chunk: int | None = None
 
     sample: float = parameter(1.0, "share of the values that set the threshold", minimum=0.0, maximum=1.0)
 
@@ -247,7 +239,7 @@ class ChosenValues(WholeChoice):
         """The positions and the body of the values' payload, after their number, lengths and flags."""
         if self.values is None:
             return super().write(parts, state, v, key)
-        chosen, inner = self.symbols(cast("Largest", parts.grid), state, v, key), _values_codec(self.values)
+        chosen, inner = self.symbols(parts.grid, state, v, key), _values_codec(self.values)
         places = cast("IndexValue", parts.coder).places(chosen)
         payload = inner.encode(inner.init(chosen.values.size), chosen.values, key)
         body, flags = open_envelope(payload, codec=inner.wire_name, size=chosen.values.size, shared=b"")
@@ -264,7 +256,7 @@ class ChosenValues(WholeChoice):
         positions = cast("IndexValue", parts.coder).find(data[_INNER.size : end], found.size, count)
         payload = seal(bytes(data[end:]), codec=inner.wire_name, size=positions.size, shared=b"", flags=own)
         values = inner.decode(b"", payload, positions.size)
-        return cast("Largest", parts.grid).values(Kept(positions, values, found.size), found.scales, 1, found.size)
+        return parts.grid.values(Kept(positions, values, found.size), found.scales, 1, found.size)
 
     def sent(self, parts: Parts, state: State, chosen: Kept, key: tuple[int, int]) -> tuple[Kept, Measured]:
         if self.values is None:

@@ -300,7 +300,8 @@ class Grid(Word):
 
     def expects(self, parts: Parts) -> bool:
         """Whether error and bits have closed forms with these other parts."""
-        return self.needs(parts) is not None and not parts.memory.keeps
+        has_forms = type(self).expect is not Grid.expect and self.needs(parts) is not None
+        return has_forms and not parts.memory.keeps
 
     def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
         """The closed forms, see :meth:`gtrace.codecs.Codec.expect`."""

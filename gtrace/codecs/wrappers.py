@@ -353,7 +353,7 @@ class Coordinates(Wrapper):
 
     def given(self, state: State, values: ArrayLike, start: int = 0) -> Values:
         """The values in the coordinates that a stateful codec inside always has."""
-        return self.turned(checked_values(state, values), self._fixed(state), start=start)
+        return self.encoded(state, values, (0, 0), start)
 
     def encoded(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Values:
         """The values in the coordinates of the key."""
@@ -391,14 +391,11 @@ class Coordinates(Wrapper):
 
     def inside(self, state: State, received: Values) -> Values:
         """The values in the coordinates of the codec inside."""
-        return self.turned(received, self._fixed(state))
+        return self.turned(received, self.number(state, (0, 0)))
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
         """The inner codec's rounds, turned back at the end; all workers have the same coordinates."""
         ended = yield from super().rounds(state, values, key)
-        number = self._fixed(state)
+        number = self.number(state, (0, 0))
         decoded, own = (self.turned(array, number, back=True) for array in (ended.decoded, ended.own))
         return ended._replace(decoded=decoded, own=own)
-
-    def _fixed(self, state: State) -> int:
-        return 0 if self.random else self.number(state, (0, 0))

@@ -38,11 +38,6 @@ def saturating(x: ArrayLike, y: ArrayLike, scale_x: float = 1.0, scale_y: float 
     return out
 
 
-def averaged(momentum: Values, x: Values, beta: float, dampening: float) -> Values:
-    """beta m + (1 - dampening) x, float32[n]."""
-    return saturating(momentum, x, beta, 1.0 - dampening)
-
-
 @dataclass(frozen=True)
 class Residual(Memory):
     """What did not arrive is added to the next gradient. Kept as ``residual``, float32[n]."""
@@ -135,7 +130,7 @@ class MomentumAverage(Memory):
     beta: float = parameter(0.9, "share of the momentum that stays", minimum=0.0, maximum=1.0)
 
     def given(self, arrays: Arrays, x: Values) -> Values:
-        return averaged(arrays["momentum"], x, self.beta, self.beta)
+        return saturating(arrays["momentum"], x, self.beta, 1.0 - self.beta)
 
     def after(self, arrays: Arrays, x: Values, given: Values, decoded: Values) -> Arrays:
         return {"momentum": given}
@@ -148,7 +143,7 @@ class MomentumSum(MomentumAverage):
     dampening: float = parameter(0.0, "share of a new gradient that is left out", minimum=0.0, maximum=1.0)
 
     def given(self, arrays: Arrays, x: Values) -> Values:
-        return averaged(arrays["momentum"], x, self.beta, self.dampening)
+        return saturating(arrays["momentum"], x, self.beta, 1.0 - self.dampening)
 
 
 @dataclass(frozen=True)
@@ -180,4 +175,5 @@ class Estimate(Memory):
         return saturating(received, arrays["estimate"], scale_y=-1.0) if "estimate" in arrays else received
 
     def _followed(self, arrays: Arrays, x: Values) -> Values:
-        return averaged(arrays["momentum"], x, self.momentum, self.momentum) if "momentum" in arrays else x
+        share = self.momentum
+        return saturating(arrays["momentum"], x, share, 1.0 - share) if "momentum" in arrays else x

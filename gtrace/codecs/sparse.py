@@ -16,7 +16,7 @@ import scipy as sp
 from gtrace.buckets import Blocks, TensorSums
 from gtrace.codecs.base import CodedBits, EncodedPart, Measured, coder_parameter, parameter
 from gtrace.codecs.engine import Composed, method
-from gtrace.codecs.memory import UNITS, Residual, averaged, saturating
+from gtrace.codecs.memory import UNITS, Residual, saturating
 from gtrace.codecs.parts import FLOAT32_MAX, Coder, Grid, Memory, Nearest, Parts
 from gtrace.codecs.spec import codec
 from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
@@ -528,7 +528,7 @@ class Velocity(Memory):
             norm = float(arrays["energy"] if "energy" in arrays else power_sum(x, 2)) ** 0.5
             if norm > self.clip:
                 x = x * np.float32(self.clip / norm)
-        return averaged(arrays["velocity"], x, self.momentum, 0.0)
+        return saturating(arrays["velocity"], x, self.momentum)
 
 
 @dataclass(frozen=True)

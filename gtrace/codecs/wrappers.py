@@ -182,8 +182,7 @@ class Wrapper(Codec):
     @staticmethod
     def inner_state(state: State) -> State:
         """The inner codec's part of a state."""
-        cut = len(INNER)
-        arrays = {name[cut:]: array for name, array in state.arrays.items() if name.startswith(INNER)}
+        arrays = {name.removeprefix(INNER): array for name, array in state.arrays.items() if name.startswith(INNER)}
         return State(state.size, arrays, state.shape)
 
     @staticmethod

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, keep_inputs
+from gtrace.report.names import pick as pick
 from gtrace.report.names import plain
 from gtrace.settings import option
 from gtrace.units import parse_range, step_numbers
@@ -380,11 +381,6 @@ def check_output(path: Path, *inputs: Path | str, force: bool) -> None:
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
     if path.exists() and not force:
         raise OutputExistsError(f"{path} already exists. Use --force to replace it or -o to write elsewhere.")
-
-
-def pick(source: object, *names: str) -> dict[str, Any]:
-    """Some attributes by their names, for a JSON document."""
-    return {name: getattr(source, name) for name in names}
 
 
 def print_json(value: Any) -> None:

@@ -13,8 +13,7 @@ from gtrace.planning.plan import is_plan, load_plan
 from gtrace.planning.toml import SUFFIXES as PLAN_SUFFIXES
 from gtrace.report.analysis.runs import RunLogAnalysis, analyze_runs, pool_runs
 from gtrace.report.analysis.savings import Savings, savings_of_runs, savings_of_sweep
-from gtrace.report.analysis.side_by_side import SideBySide, compare_sweeps
-from gtrace.report.analysis.sweep import SweepAnalysis, analyze
+from gtrace.report.analysis.sweep import SideBySide, SweepAnalysis, analyze, compare_sweeps
 from gtrace.report.analysis.tensors import TensorGroup, group_tensors
 from gtrace.report.analysis.traces import TraceSummary, summarize_trace
 from gtrace.report.names import number

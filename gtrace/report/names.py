@@ -114,6 +114,11 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def pick(source: object, *names: str) -> dict[str, Any]:
+    """Some attributes by their names, for a JSON document."""
+    return {name: getattr(source, name) for name in names}
+
+
 def count(value: float, noun: str) -> str:
     """A number of things in words.
 

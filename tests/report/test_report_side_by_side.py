@@ -5,7 +5,7 @@ import pytest
 from helpers_report import result_of, row, rows_of
 
 from gtrace.report import to_html
-from gtrace.report.analysis.side_by_side import compare_sweeps
+from gtrace.report.analysis.sweep import compare_sweeps
 from gtrace.report.inputs import make_report
 from gtrace.report.text import to_markdown
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
 from gtrace.report.analysis.families import PREFERRED_BITS
 from gtrace.report.analysis.savings import EXCHANGES, HOW, PAYLOADS, Saving, Savings
-from gtrace.report.names import MISSING, count, duration, number, size
+from gtrace.report.names import MISSING, count, duration, number, pick, size
 from gtrace.report.section import NOTHING, Cell, Chart, Curve, Numbers, Panel, Section, Shows, Table, column, words
 from gtrace.report.sections.charts import charted, thinned
 from gtrace.units import rate_text
@@ -139,11 +139,7 @@ def savings_records(savings: Savings) -> list[dict[str, Any]]:
     """One record for each line of the table, at full precision: seconds, bytes, elements and bits per second."""
     return [
         {
-            "spec": row.spec,
-            "exchange": row.exchange,
-            "bits": row.bits,
-            "relative_variance": row.relative_variance,
-            "sent_bytes": row.sent_bytes,
+            **pick(row, "spec", "exchange", "bits", "relative_variance", "sent_bytes"),
             "communication_seconds": row.step.communication,
             "exposed_seconds": row.step.exposed,
             "codec_seconds": row.step.codec if row.coding else math.nan,
@@ -205,18 +201,12 @@ def savings_section(savings: Savings, most: int | None = None) -> Section:
 
 def savings_json(savings: Savings) -> dict[str, Any]:
     """Every number at full precision."""
-    return {
-        "name": savings.name,
-        "cluster": asdict(savings.cluster),
-        "elements": savings.elements,
-        "buckets": savings.buckets,
-        "verdict": savings_verdict(savings),
-        "rows": savings_records(savings),
-        "notes": list(savings.notes),
-    }
+    about = {"name": savings.name, "cluster": asdict(savings.cluster), **pick(savings, "elements", "buckets")}
+    rows = {"verdict": savings_verdict(savings), "rows": savings_records(savings)}
+    return {**about, **rows, "notes": list(savings.notes)}
 
 
 def _numbers(savings: Savings) -> Numbers:
     rows = [{"results": savings.name, **row} for row in savings_records(savings)]
-    records = tuple({"record": "saving", **row} for row in rows)
+    records = [{"record": "saving", **row} for row in rows]
     return Numbers({"savings": savings_json(savings)}, records, {"savings": rows})

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report.analysis.cells import CODED
-from gtrace.report.analysis.families import LEVEL, OUTCOMES, PLAIN, Configuration, Family
+from gtrace.report.analysis.families import LEVEL, OUTCOMES, PLAIN, Family
 from gtrace.report.analysis.safety import averaged_over
-from gtrace.report.names import bits_text, count, energy_share, listed, number, percent
+from gtrace.report.names import bits_text, count, energy_share, listed, number, percent, pick
 from gtrace.report.section import Block, Numbers, Record, Section, Verdict, flat
 from gtrace.report.sections import charts, checks, sweep_tables
 from gtrace.report.verdict import verdict_of
@@ -21,10 +21,10 @@ from gtrace.report.verdict import verdict_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from gtrace.kernels import Floats
     from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.savings import Savings
-    from gtrace.report.analysis.side_by_side import SideBySide
-    from gtrace.report.analysis.sweep import SweepAnalysis
+    from gtrace.report.analysis.sweep import SideBySide, SweepAnalysis
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.inputs import Report
 
@@ -140,35 +140,27 @@ def _numbers(
     analysis: SweepAnalysis, pairs: tuple[PairedComparison, ...] | None, groups: tuple[TensorGroup, ...] | None
 ) -> Numbers:
     """Every number of a sweep, of the pairs and of the groups that the reader named; None if nobody named any."""
-    json: dict[str, Any] = {"sweeps": _json(analysis)}
-    rows = {"configurations": [{"results": analysis.name, **_flat(c)} for c in analysis.configurations]}
-    group_rows: list[Record] = []
+    found = _json(analysis)
+    json: dict[str, Any] = {"sweeps": found}
+    rows = {"configurations": [{"results": analysis.name, **row} for row in found["configurations"]]}
+    whose = {"workers": analysis.basis.workers, "averaged_over": found["averaged_over"]}
+    records = list(_records(analysis, found, whose))
     if groups is not None:
-        json["groups"] = []
+        json["groups"], group_rows = [], []
         for group in groups:
-            found = [flat(c) for c in group.analysis.configurations]
-            numbers: dict[str, Any] = {"elements": group.elements, "energy_share": group.energy_share}
+            numbers = pick(group, "elements", "energy_share")
             about = {"group": group.name, "group_tensors": len(group.tensors)}
             about |= {f"group_{name}": value for name, value in numbers.items()}
-            group_rows += [{**about, **record} for record in found]
-            numbers |= {"verdict": sweep_verdict(group.analysis), "configurations": found}
-            numbers["notes"] = list(group.analysis.notes)
-            json["groups"].append({"group": group.name, "tensors": list(group.tensors), **numbers})
+            own = [flat(c) for c in group.analysis.configurations]
+            group_rows += [{**about, **row} for row in own]
+            said = {"verdict": sweep_verdict(group.analysis), "configurations": own, "notes": [*group.analysis.notes]}
+            json["groups"].append({"group": group.name, "tensors": list(group.tensors), **numbers, **said})
         rows["groups"] = [{"results": analysis.name, **row} for row in group_rows]
+        records += [{"record": "group", **row} for row in group_rows]
     if pairs is not None:
         json["pairs"] = [flat(c) for c in pairs]
-    whose = {"workers": analysis.basis.workers, "averaged_over": averaged_over(analysis.provenance)}
-    records = [
-        *_records(analysis, whose),
-        *({"record": "group", **row} for row in group_rows),
-        *({"record": "pair", **whose, **flat(pair)} for pair in pairs or ()),
-    ]
+        records += [{"record": "pair", **whose, **row} for row in json["pairs"]]
     return Numbers(json, records, rows)
-
-
-def _flat(c: Configuration) -> Record:
-    """A configuration with the name that papers have for its relative variance."""
-    return {**flat(c), "vnmse": c.relative_variance}
 
 
 def _equal_bits(sweep: SweepAnalysis) -> Iterator[Record]:
@@ -191,15 +183,16 @@ def _equal_bits(sweep: SweepAnalysis) -> Iterator[Record]:
             }
 
 
-def _records(sweep: SweepAnalysis, whose: Record) -> Iterator[Record]:
+def _records(sweep: SweepAnalysis, json: Record, whose: Record) -> Iterator[Record]:
+    """The rows of ``json`` as records, those of all methods together with whose gradients they are about."""
     specs = [c.spec for c in sweep.configurations]
-    yield from ({"record": "configuration", **_flat(c)} for c in sweep.configurations)
+    yield from ({"record": "configuration", **row} for row in json["configurations"])
     basis = {**whose, "coder": sweep.basis.coder, "window": sweep.basis.window}
-    for row in _equal_bits(sweep):
-        del row["method"], row["why"]
-        yield {"record": "equal_bits", **basis, **row}
-    yield from ({"record": "comparison", **whose, **flat(c)} for c in sweep.comparisons)
-    yield from ({"record": "bd_rate", **flat(rate)} for rate in sweep.bd_rates)
+    for row in json["equal_bits"]:
+        own = {name: value for name, value in row.items() if name not in ("method", "why")}
+        yield {"record": "equal_bits", **basis, **own}
+    yield from ({"record": "comparison", **whose, **row} for row in json["comparisons"])
+    yield from ({"record": "bd_rate", **row} for row in json["bd_rates"])
     for phase in sweep.phases:
         steps = {"phase": phase.name, "first_step": phase.first, "last_step": phase.last}
         for i, spec in enumerate(specs):
@@ -211,26 +204,34 @@ def _records(sweep: SweepAnalysis, whose: Record) -> Iterator[Record]:
         for i, spec in enumerate(specs):
             numbers = {"relative_variance": sweep.per_tensor[i, t], "bits": sweep.single.layer_bits[i, t]}
             yield {"record": "layer", **about, "spec": spec, **numbers}
-    yield from ({"record": "layer_choice", **flat(choice)} for choice in sweep.layer_choices)
-    yield from ({"record": "rotation", **row} for row in checks.rotation_rows(sweep.rotation))
+    yield from ({"record": "layer_choice", **row} for row in json["layer_choices"])
+    yield from ({"record": "rotation", **row} for row in json["rotation"])
 
 
 def _json(analysis: SweepAnalysis) -> dict[str, Any]:
-    specs = [c.spec for c in analysis.configurations]
+    targets, labels = [f"{target:g}" for target in analysis.targets], [f.label for f in analysis.families]
+
+    def by_spec(values: Floats) -> dict[str, Any]:
+        return dict(zip([c.spec for c in analysis.configurations], values, strict=True))
+
+    def of_phase(phase: Phase) -> Record:
+        steps = {"name": phase.name, "first_step": phase.first, "last_step": phase.last, "steps": phase.steps}
+        at = {label: dict(zip(targets, own, strict=True)) for label, own in zip(labels, phase.at, strict=True)}
+        return {**steps, "relative_variance": by_spec(phase.relative_variance), "equal_bits": at}
+
     return {
         "name": analysis.name,
         "verdict": sweep_verdict(analysis),
-        "rows": analysis.rows,
-        "cells": analysis.cells,
+        **pick(analysis, "rows", "cells"),
         **dataclasses.asdict(analysis.basis),
         "coder_leaders": {coder: found._asdict() for coder, found in analysis.coder_leaders.items()},
         "equal_bits": list(_equal_bits(analysis)),
-        "configurations": [_flat(c) for c in analysis.configurations],
+        # With the name that papers have for the relative variance.
+        "configurations": [{**flat(c), "vnmse": c.relative_variance} for c in analysis.configurations],
         "tensors": list(analysis.tensors),
-        "elements": analysis.elements,
-        "steps": analysis.steps,
-        "per_tensor": {spec: analysis.per_tensor[k] for k, spec in enumerate(specs)},
-        "per_step": {spec: analysis.per_step[k] for k, spec in enumerate(specs)},
+        **pick(analysis, "elements", "steps"),
+        "per_tensor": by_spec(analysis.per_tensor),
+        "per_step": by_spec(analysis.per_step),
         "notes": list(analysis.notes),
         "warnings": list(analysis.warnings),
         "provenance": analysis.provenance,
@@ -238,26 +239,12 @@ def _json(analysis: SweepAnalysis) -> dict[str, Any]:
         "step_weights": analysis.single.weights,
         "averaged_over": averaged_over(analysis.provenance),
         "comparisons": [flat(c) for c in analysis.comparisons],
-        "phases": [_phase_json(phase, analysis) for phase in analysis.phases],
-        "bd_rates": [dataclasses.asdict(rate) for rate in analysis.bd_rates],
+        "phases": [of_phase(phase) for phase in analysis.phases],
+        "bd_rates": [flat(rate) for rate in analysis.bd_rates],
         "layer_choices": [flat(choice) for choice in analysis.layer_choices],
         "safety": checks.safety_json(analysis),
         "rotation": checks.rotation_rows(analysis.rotation),
         "layer_best": dict(zip(analysis.tensors, analysis.layer_best, strict=True)),
-    }
-
-
-def _phase_json(phase: Phase, analysis: SweepAnalysis) -> dict[str, Any]:
-    targets = [f"{target:g}" for target in analysis.targets]
-    at = {family.label: dict(zip(targets, phase.at[f], strict=True)) for f, family in enumerate(analysis.families)}
-    specs = [c.spec for c in analysis.configurations]
-    return {
-        "name": phase.name,
-        "first_step": phase.first,
-        "last_step": phase.last,
-        "steps": phase.steps,
-        "relative_variance": dict(zip(specs, phase.relative_variance, strict=True)),
-        "equal_bits": at,
     }
 
 
@@ -458,9 +445,8 @@ def side_by_side_section(pair: SideBySide) -> Section:
 
 def _pair_numbers(pair: SideBySide) -> Numbers:
     shared = [flat(found) for found in pair.shared]
-    fields = {field.name: getattr(pair, field.name) for field in dataclasses.fields(pair)}
-    common = {"first_results": pair.first, "same_trace": pair.same_trace}
+    common = {"results": pair.second, "first_results": pair.first, "same_trace": pair.same_trace}
     return Numbers(
-        {"side_by_side": {**fields, "verdict": list(side_by_side_verdict(pair)), "shared": shared}},
-        tuple({"record": "side_by_side", "results": pair.second, **common, **row} for row in shared),
+        {"side_by_side": {**flat(pair), "verdict": list(side_by_side_verdict(pair)), "shared": shared}},
+        [{"record": "side_by_side", **common, **row} for row in shared],
     )

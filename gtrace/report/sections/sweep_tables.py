@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from gtrace.report.analysis.savings import Savings
-    from gtrace.report.analysis.side_by_side import ConfigurationRatio, SideBySide
-    from gtrace.report.analysis.sweep import SweepAnalysis
+    from gtrace.report.analysis.sweep import ConfigurationRatio, SideBySide, SweepAnalysis
     from gtrace.report.analysis.tensors import TensorGroup
     from gtrace.report.section import Mark, Shown, Shows
 

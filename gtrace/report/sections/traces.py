@@ -13,7 +13,7 @@ import numpy as np
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report import figures
-from gtrace.report.names import MISSING, listed, number
+from gtrace.report.names import MISSING, listed, number, pick
 from gtrace.report.section import FEW_ROWS, NOTHING, Block, Cell, Column, FigureSpec, Mark, Numbers, Section, Table
 from gtrace.settings import KINDS
 from gtrace.sweep.laws import ASKED, FEW
@@ -22,10 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gtrace.report.analysis.traces import LawSection, TraceSummary
+    from gtrace.sweep.laws import LayerLaws, PruningCell
 
 
 def section_json(section: LawSection) -> dict[str, Any]:
     """Every number of a section as plain values and arrays."""
+
+    def of_layer(layer: LayerLaws) -> dict[str, Any]:
+        about = {"tensor": layer.info.name, "best": layer.best, "mean_ks": layer.mean_distances, "steps": layer.steps}
+        numbers = {"nonzero": layer.counts, **pick(layer, "mu_log2", "sigma_log2")}
+        return {**about, **numbers, "ks": [fit.ks for fit in layer.fits]}
+
+    def of_cell(cell: PruningCell) -> dict[str, Any]:
+        by_rule = {
+            name: dict(zip(RULES, getattr(cell, name), strict=True))
+            for name in ("expected", "realized", "standard_error")
+        }
+        return pick(cell, "tensor", "step", "zeros", "wanted") | by_rule
+
     return {
         "kind": section.kind,
         "verdict": section.sentences,
@@ -33,35 +47,12 @@ def section_json(section: LawSection) -> dict[str, Any]:
         "recorded_steps": section.recorded,
         "mean_ks": section.verdict.distances,
         "nearest": section.verdict.nearest,
-        "layers": [
-            {
-                "tensor": layer.info.name,
-                "best": layer.best,
-                "mean_ks": layer.mean_distances,
-                "steps": layer.steps,
-                "nonzero": layer.counts,
-                "mu_log2": layer.mu_log2,
-                "sigma_log2": layer.sigma_log2,
-                "ks": [fit.ks for fit in layer.fits],
-            }
-            for layer in section.layers
-        ],
+        "layers": [of_layer(layer) for layer in section.layers],
         "formats": {
             layer.info.name: {found.bits: found.format.name for found in layer.formats} for layer in section.formats
         },
         "asked_sparsity": list(ASKED),
-        "pruning": [
-            {
-                "tensor": cell.tensor,
-                "step": cell.step,
-                "zeros": cell.zeros,
-                "wanted": cell.wanted,
-                "expected": dict(zip(RULES, cell.expected, strict=True)),
-                "realized": dict(zip(RULES, cell.realized, strict=True)),
-                "standard_error": dict(zip(RULES, cell.standard_error, strict=True)),
-            }
-            for cell in section.cells
-        ],
+        "pruning": [of_cell(cell) for cell in section.cells],
         "cosines": [dataclasses.asdict(cosines) for cosines in section.cosines],
     }
 

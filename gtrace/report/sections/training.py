@@ -12,7 +12,7 @@ import numpy as np
 from gtrace.report.analysis.evidence import SIGNIFICANT
 from gtrace.report.analysis.families import method_of, short_spec
 from gtrace.report.analysis.runs import BASELINE, WINDOW, RankCosts, common_loss, known_mean, last_known, running_mean
-from gtrace.report.names import MISSING, count, listed, number, size
+from gtrace.report.names import MISSING, count, listed, number, pick, size
 from gtrace.report.section import FEW_ROWS, Cell, Chart, Numbers, Panel, Section, Table, column, flat, value_cell, words
 from gtrace.report.sections import charts
 from gtrace.report.statistics import FEWEST_SEEDS, Interval
@@ -521,33 +521,23 @@ def _last(values: Floats) -> float:
 
 
 def _numbers(log: RunLogAnalysis) -> Numbers:
-    common = {"results": log.name, "workers": log.workers, "averaged": log.averaged}
-    records = [{"record": "run", **common, **run_row(run)} for run in log.runs]
-    records += [{"record": "seeds", **common, **flat(group)} for group in log.groups]
-    rows = [{"results": log.name, **run_row(run)} for run in log.runs]
-    json = {
-        "name": log.name,
-        "verdict": runs_verdict(log),
-        "task": log.task,
-        "workers": log.workers,
-        "averaged": log.averaged,
-        "runs": [{**run_row(run), **dataclasses.asdict(run)} for run in log.runs],
-        "notes": list(log.notes),
-        "warnings": list(log.warnings),
-        "study": log.study,
-        "seeds": [flat(group) for group in log.groups],
-    }
-    return Numbers({"runs": json}, tuple(records), {"runs": rows})
+    common = {"results": log.name, **pick(log, "workers", "averaged")}
+    ends, groups = [run_row(run) for run in log.runs], [flat(group) for group in log.groups]
+    records = [{"record": "run", **common, **row} for row in ends]
+    records += [{"record": "seeds", **common, **group} for group in groups]
+    runs = [{**row, **dataclasses.asdict(run)} for row, run in zip(ends, log.runs, strict=True)]
+    about = {"verdict": runs_verdict(log), **pick(log, "task", "workers", "averaged"), "runs": runs}
+    said = {"notes": list(log.notes), "warnings": list(log.warnings)}
+    json = {"name": log.name, **about, **said, "study": log.study, "seeds": groups}
+    return Numbers({"runs": json}, records, {"runs": [{"results": log.name, **row} for row in ends]})
 
 
 def _pooled_numbers(logs: tuple[str, ...], pool: RunLogAnalysis) -> Numbers:
     groups = [flat(group) for group in pool.groups]
-    about = {name: getattr(pool, name) for name in ("task", "workers", "averaged", "neural")}
-    common = {"results": list(logs), "workers": pool.workers, "averaged": pool.averaged}
-    return Numbers(
-        {"pooled_runs": {**about, "logs": logs, "groups": groups, "notes": pool.notes}},
-        tuple({"record": "pooled_seeds", **common, **group} for group in groups),
-    )
+    common = {"results": list(logs), **pick(pool, "workers", "averaged")}
+    about = {**pick(pool, "task", "workers", "averaged", "neural"), "logs": logs, "groups": groups}
+    records = [{"record": "pooled_seeds", **common, **group} for group in groups]
+    return Numbers({"pooled_runs": {**about, "notes": pool.notes}}, records)
 
 
 def run_row(run: LoggedRun) -> Record:
@@ -556,14 +546,9 @@ def run_row(run: LoggedRun) -> Record:
         "run": run.spec,
         "seed": run.seed,
         "steps_done": len(run.steps),
-        "final_loss": run.final_loss,
-        "final_accuracy": run.final_accuracy,
-        "final_eval_loss": run.final_eval_loss,
-        "mean_relative_variance": run.mean_relative_variance,
+        **pick(run, "final_loss", "final_accuracy", "final_eval_loss", "mean_relative_variance"),
         "bits_per_worker": _last(run.sent),
-        "ratio": run.ratio,
-        "finished": run.finished,
-        "diverged": run.diverged,
+        **pick(run, "ratio", "finished", "diverged"),
         "simulated_seconds": _last(run.sim_seconds),
         # What runs between ranks cost; missing for others.
         **{f"rank_{own.name}": getattr(run.ranks, own.name, math.nan) for own in dataclasses.fields(RankCosts)},

@@ -188,7 +188,7 @@ def duel(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]
     # Linear between knots, so the trapezoids are the integral.
     mean = float(logs[0]) if len(knots) == 1 else float(np.trapezoid(logs, knots)) / (knots[-1] - knots[0])
     curves = [envelope(*zip(*points, strict=True)) for points in (first, second)]
-    return Duel(math.exp(mean), knots[0], knots[-1], 1 + bd_rate(curves[0], curves[1])[0])
+    return Duel(math.exp(mean), knots[0], knots[-1], 1 + bd_rate(curves[0], curves[1]).change)
 
 
 def _at(points: Sequence[tuple[float, float]], bits: float) -> float:

@@ -111,22 +111,22 @@ def test_steps_count_by_the_training_that_they_stand_for():
 
 def test_bd_rate_of_a_curve_that_takes_a_fifth_less_is_a_fifth_less():
     bits, variance = np.array([1.0, 2.0, 3.5, 5.0]), np.array([1.0, 0.3, 0.05, 0.004])
-    change, low, high, ends, why = bd_rate(envelope(0.8 * bits, variance), envelope(bits, variance))
-    assert (change, low, high, *ends) == pytest.approx((-0.2, 0.004, 1.0, 1.0, 5.0))
-    assert why == ""
+    rate = bd_rate(envelope(0.8 * bits, variance), envelope(bits, variance))
+    assert (rate.change, rate.low, rate.high, *rate.bits) == pytest.approx((-0.2, 0.004, 1.0, 1.0, 5.0))
+    assert rate.why == ""
     # Over the common range. Power laws: log bits = -slope log variance + c, which a piecewise cubic follows exactly.
     errors, others = np.geomspace(1, 1e-3, 7), np.geomspace(0.1, 1e-5, 7)
-    change, low, high, _, _ = bd_rate(envelope(3 * others**-0.3, others), envelope(2 * errors**-0.2, errors))
-    assert (low, high) == pytest.approx((1e-3, 0.1))
+    rate = bd_rate(envelope(3 * others**-0.3, others), envelope(2 * errors**-0.2, errors))
+    assert (rate.low, rate.high) == pytest.approx((1e-3, 0.1))
     mean_log = (math.log(1e-3) + math.log(0.1)) / 2
-    assert change == pytest.approx(math.exp(math.log(1.5) - 0.1 * mean_log) - 1, rel=1e-6)
+    assert rate.change == pytest.approx(math.exp(math.log(1.5) - 0.1 * mean_log) - 1, rel=1e-6)
     # What costs more for the same error is no point of a curve.
     kept = np.exp(envelope([1, 2, 3, 3.5, 4, math.nan, 5], [1, 0.5, 0.6, 0.49999, 0.1, 0.05, 0.0]))
     assert kept[:, 0].tolist() == pytest.approx([1, 2, 4])
 
     # There is none without an error that both reach, or of fewer than three points.
     for others, errors in (([1, 2, 3], [1e-4, 1e-5, 1e-6]), ([1, 2], [1, 0.1]), ([], [])):
-        assert math.isnan(bd_rate(envelope(others, errors), envelope([1, 2, 3], [1, 0.1, 0.01]))[0])
+        assert math.isnan(bd_rate(envelope(others, errors), envelope([1, 2, 3], [1, 0.1, 0.01])).change)
 
 
 def test_bd_rates_are_against_qsgdinf():

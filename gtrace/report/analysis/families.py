@@ -121,13 +121,14 @@ def at_bits(bits: Sequence[float], variance: Sequence[float], target: float, wid
     return fewer if fewer is not None and fewer.variance < (1 - _EQUAL) * found.variance else found
 
 
-def _at(points: list[tuple[float, float, int]], target: float, widest: float) -> AtBits:
-    def alone(point: tuple[float, float, int], outcome: Outcome) -> AtBits:
-        return AtBits(target, point[1], outcome, point[2], point[2], point[0])
+def _alone(target: float, point: tuple[float, float, int], outcome: Outcome) -> AtBits:
+    return AtBits(target, point[1], outcome, point[2], point[2], point[0])
 
+
+def _at(points: list[tuple[float, float, int]], target: float, widest: float) -> AtBits:
     here = [point for point in points if point[0] == target]
     if here:
-        return alone(here[0], "exact")
+        return _alone(target, here[0], "exact")
     under = [point for point in points if point[0] < target]
     over = [point for point in points if point[0] > target]
     if under and over:
@@ -141,7 +142,7 @@ def _at(points: list[tuple[float, float, int]], target: float, widest: float) ->
             return AtBits(target, value, "interpolated", low[2], high[2], target)
     near = min(points, key=lambda p: (abs(p[0] - target), p[1]))
     if abs(near[0] - target) <= TOLERANCE * target:
-        return alone(near, "near")
+        return _alone(target, near, "near")
     if under and over:
         return AtBits(target, math.nan, "wide", low[2], high[2])
     return AtBits(target, math.nan, "all-above" if over else "all-below")
@@ -149,7 +150,7 @@ def _at(points: list[tuple[float, float, int]], target: float, widest: float) ->
 
 def _best_below(points: list[tuple[float, float, int]], target: float) -> AtBits | None:
     best = min((p for p in points if p[0] < target), key=lambda p: (p[1], p[0]), default=None)
-    return None if best is None else AtBits(target, best[1], "fewer", best[2], best[2], best[0])
+    return None if best is None else _alone(target, best, "fewer")
 
 
 def all_at_bits(curves: Sequence[Rates], target: float) -> list[AtBits]:
@@ -243,7 +244,7 @@ def envelope(bits: Sequence[float], variance: Sequence[float]) -> Floats:
     return np.log(np.array(kept, dtype=np.float64).reshape(-1, 2))
 
 
-def bd_rate(test: Floats, reference: Floats) -> tuple[float, float, float, tuple[float, float], str]:
+def bd_rate(test: Floats, reference: Floats, names: tuple[str, str] = ("", "")) -> BDRate:
     """Mean of log rate of ``test`` less that of ``reference`` over the common errors, as a relative change of bits.
 
     Both curves are interpolated piecewise-cubic (PCHIP, which keeps them monotone) as log bits over log relative
@@ -253,22 +254,18 @@ def bd_rate(test: Floats, reference: Floats) -> tuple[float, float, float, tuple
     Args:
         test: (P, 2) log bits and log variance, bits rising and variance falling strictly.
         reference: likewise.
-
-    Returns:
-        relative change, least and largest relative variance of the common range, the reference's bits at the largest
-        and at the least, and why there is no number.
+        names: of the two families.
     """
-    nan = math.nan
     if min(len(test), len(reference)) < FEWEST_POINTS:
-        return nan, nan, nan, (nan, nan), f"fewer than {FEWEST_POINTS} configurations that no other of its own beats"
+        return BDRate(*names, why=f"fewer than {FEWEST_POINTS} configurations that no other of its own beats")
     low, high = max(test[-1, 1], reference[-1, 1]), min(test[0, 1], reference[0, 1])
     if not high > low:
-        return nan, nan, nan, (nan, nan), "no error that both reach"
+        return BDRate(*names, why="no error that both reach")
     rates = [PchipInterpolator(curve[::-1, 1], curve[::-1, 0]) for curve in (test, reference)]
     areas = [float(rate.integrate(low, high)) for rate in rates]
     change = math.expm1((areas[0] - areas[1]) / (high - low))
     ends = (math.exp(float(rates[1](high))), math.exp(float(rates[1](low))))
-    return change, math.exp(low), math.exp(high), ends, ""
+    return BDRate(*names, change, math.exp(low), math.exp(high), ends)
 
 
 #: Parameters that trade bits for error, with their short form; every other one makes a new family.
@@ -591,10 +588,10 @@ class BDRate:
 
     family: str
     reference: str
-    change: float
-    low: float
-    high: float
-    bits: tuple[float, float]
+    change: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    bits: tuple[float, float] = (math.nan, math.nan)
     why: str = ""
 
 
@@ -611,4 +608,4 @@ def bd_rates(families: Sequence[Family], configurations: Sequence[Configuration]
 
     base = curve(reference)
     others = [family for family in families if family is not reference]
-    return tuple(BDRate(family.label, reference.label, *bd_rate(curve(family), base)) for family in others)
+    return tuple(bd_rate(curve(family), base, (family.label, reference.label)) for family in others)

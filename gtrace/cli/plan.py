@@ -463,8 +463,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
 def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook, dict[str, Any], list[str]]:
     """What the codecs do to every tensor, what costs of noise are predicted from, and where that comes from."""
     from gtrace.planning import curves_of, measure
-    from gtrace.report.analysis.safety import Outlook
-    from gtrace.report.analysis.sweep import outlook_on
+    from gtrace.report.analysis.safety import Outlook, outlook_on
 
     if isinstance(trace, Path) and is_sweep(trace):
         from gtrace.sweep import ResultStore

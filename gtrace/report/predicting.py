@@ -12,7 +12,7 @@ from scipy import stats
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.report.analysis.runs import BASELINE, analyze_runs, known_mean
-from gtrace.report.names import MISSING, count, number
+from gtrace.report.names import MISSING, count, number, pick
 from gtrace.report.section import Cell, Chart, Column, Curve, Panel, Table
 from gtrace.report.statistics import CONFIDENCE, Interval
 from gtrace.types import Key
@@ -274,8 +274,7 @@ def as_json(study: Predictions) -> dict[str, Any]:
     """Everything as JSON values."""
     return {
         "log": study.name,
-        "task": study.task,
-        "seeds": study.seeds,
+        **pick(study, "task", "seeds"),
         "codecs": list(study.codecs),
         "excess_loss": study.excess.tolist(),
         "sentence": study.sentence,
@@ -283,10 +282,8 @@ def as_json(study: Predictions) -> dict[str, Any]:
             one.measure: {
                 "values": one.values.tolist(),
                 "correlation": one.correlation.estimate,
-                "low": one.correlation.low,
-                "high": one.correlation.high,
-                "best": one.best,
-                "verdict": one.verdict,
+                **pick(one.correlation, "low", "high"),
+                **pick(one, "best", "verdict"),
                 "why": one.correlation.why,
             }
             for one in study.found

@@ -17,11 +17,10 @@ from gtrace.report.analysis.safety import (
     NOT_ASKED,
     NOT_MEASURED,
     Safety,
-    outlook_of,
+    outlook_on,
     shorter_in_words,
     verdict_on,
 )
-from gtrace.report.analysis.sweep import outlook_on
 from gtrace.report.files import to_json
 from gtrace.report.html import to_html
 from gtrace.report.inputs import Asked, make_report
@@ -134,35 +133,44 @@ def costs_of(ratios, *, optimizer=SGD, batch=64.0):
 
 
 @pytest.mark.parametrize(
-    ("given", "asked", "why"),
+    ("given", "batch", "why"),
     [
-        ({"optimizer": {}}, {}, "the optimizer is not known; capture it again"),
-        ({"optimizer": {"kind": "Rprop"}}, {}, "there is no theory for Rprop; train with the codec to find out"),
-        ({"batch": math.nan}, {}, "add it with --batch-size"),
-        ({"batch": math.nan}, {"batch": 256.0}, ""),
-        ({"optimizer": {"kind": "AdamW", "betas": [0.9, 0.999], "decoupled": True}}, {}, ""),
+        ({"optimizer": {}}, math.nan, "the optimizer is not known; capture it again"),
+        ({"optimizer": {"kind": "Rprop"}}, math.nan, "there is no theory for Rprop; train with the codec to find out"),
+        ({"batch": math.nan}, math.nan, "add it with --batch-size"),
+        ({"batch": math.nan}, 256.0, ""),
+        ({"optimizer": {"kind": "AdamW", "betas": [0.9, 0.999], "decoupled": True}}, math.nan, ""),
     ],
 )
-def test_without_facts_the_cost_is_not_known_and_the_reason_says_what_to_do(given, asked, why):
-    found = outlook_of(costs_of({"a": 0.1}, **given), **asked)
+def test_without_facts_the_cost_is_not_known_and_the_reason_says_what_to_do(costs, given, batch, why):
+    costs(costs_of({"a": 0.1}, **given))
+    found = outlook_on(result_of([row()]), np.zeros(1, np.int64), batch, None)
     assert why in found.why
     assert bool(found.why) == bool(why) == (found.predict("a") is None)
     assert found.predict("another") is None
 
 
 @pytest.mark.parametrize(
-    ("left", "asked", "horizon", "assumed"),
-    [(490, None, 490, False), (None, None, 400, True), (None, 20, 20, False), (490, 20, 20, False)],
+    ("planned", "asked", "horizon", "assumed"),
+    [
+        (500, None, 490, False),
+        (10, None, 400, True),
+        (None, None, 400, True),
+        (None, 20, 20, False),
+        (500, 20, 20, False),
+    ],
 )
-def test_the_horizon_is_what_is_left_of_the_training_or_as_long_as_it_was(left, asked, horizon, assumed):
-    found = outlook_of(costs_of({"a": 0.1}), workers=4, horizon=asked, left=left)
+def test_the_horizon_is_what_is_left_of_the_training_or_as_long_as_it_was(costs, planned, asked, horizon, assumed):
+    costs(costs_of({"a": 0.1}))
+    result = result_of([row()], provenance={"trace_attrs": {"optimizers": {"0": {"planned_steps": planned}}}})
+    found = outlook_on(result, np.array([10, 20]), math.nan, asked, 4)
     assert (found.horizon, found.assumed, found.batch) == (horizon, assumed, 256.0)
 
 
 @pytest.fixture
 def costs(monkeypatch):
     """Sweeps have these costs."""
-    return lambda found: monkeypatch.setattr("gtrace.report.analysis.sweep.noise_costs", lambda _: found)
+    return lambda found: monkeypatch.setattr("gtrace.report.analysis.safety.noise_costs", lambda _: found)
 
 
 def test_verdicts_follow_from_the_prediction_whatever_the_plain_ratio_says(costs):

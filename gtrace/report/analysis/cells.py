@@ -37,12 +37,12 @@ DRAWN = ("bits_shared", "mean_abs")
 _SOURCES: tuple[Source, ...] = ("none", "expected", "measured", "mixed")
 
 
-def common_cells(table: CellTable) -> tuple[Flags, Flags]:
-    """(cells,) the cells that are compared, and (configurations,) which configurations are left out.
+def sums_of(table: CellTable) -> tuple[Sums, Flags, Flags]:
+    """Sums over what is compared, (cells,) which cells these are, and (configurations,) which are left out.
 
     Sums over different cells are not comparable. Starting with the best covered configuration, each further
     one may shrink the common set, but not below half of it: one codec that was interrupted early, or that
-    fails on most tensors, must not take the others' data away.
+    fails on most tensors, must not take the others' data away. A step that no codec measured weighs 0.
     """
     covers = table.covers()
     configurations, cells = covers.shape
@@ -57,7 +57,13 @@ def common_cells(table: CellTable) -> tuple[Flags, Flags]:
     if table.whole_model[~partial].any() and not table.whole_model[~partial].all():
         # A whole-model row holds every tensor of its step, so a step with a hole cannot be compared with it.
         common &= ~np.isin(table.step, table.step[~common & (table.tensor >= 0)])
-    return common, partial
+    within = np.broadcast_to(common, covers.shape).copy()
+    within[table.whole_model] = np.isin(table.step, table.step[common])
+    used = table.measured & (within | partial[:, None])
+    weights = np.zeros(len(table.steps))
+    there = np.unique(table.step[used.any(axis=0)])
+    weights[there] = step_weights(table.steps[there])
+    return Sums(table, used, weights), common, partial
 
 
 def divide(top: Floats, bottom: Floats, where: Flags) -> Floats:
@@ -143,16 +149,6 @@ class Sums:
         return [_SOURCES[k] for k in (has_closed + 2 * has_drawn).tolist()]
 
 
-def sums_of(table: CellTable) -> tuple[Sums, Flags, Flags]:
-    """Sums over what is compared, and the masks of :func:`common_cells`; a step that no codec measured weighs 0."""
-    common, partial = common_cells(table)
-    used = np.where(partial[:, None], table.measured, table.used(common))
-    weights = np.zeros(len(table.steps))
-    there = np.unique(table.step[used.any(axis=0)])
-    weights[there] = step_weights(table.steps[there])
-    return Sums(table, used, weights), common, partial
-
-
 @dataclass(frozen=True, slots=True)
 class CellTable:
     """A sweep with its draws summed up. C configurations, K cells; matrices are (C, K) with NaN for holes.
@@ -228,13 +224,6 @@ class CellTable:
         for c in np.flatnonzero(self.whole_model):
             covers[c] = np.isin(self.step, self.step[covers[c]]) & (self.tensor >= 0)
         return covers
-
-    def used(self, common: Flags) -> Flags:
-        """(C, K) the cells that each configuration is summed over when ``common`` (K,) are compared."""
-        used = self.measured & common
-        for c in np.flatnonzero(self.whole_model):
-            used[c] = self.measured[c] & np.isin(self.step, self.step[common])
-        return used
 
 
 def read_cells(result: SweepResult) -> CellTable:
@@ -460,17 +449,3 @@ class Basis:
             return ""
         fewest, most = self.window
         return f"{most} consecutive steps" if fewest == most else f"{fewest} to {most} consecutive steps"
-
-
-def ranked_by(
-    table: CellTable, steps: ErrorSplit, windows: ErrorSplit, partial: Flags, workers: int, coder: Coder
-) -> tuple[CellTable, ErrorSplit, Basis]:
-    """The table with the errors and energies that methods are compared by, these in two parts, and what they are."""
-    remembers = table.memory & ~partial & np.isfinite(windows.error).any(axis=1)
-    split, span = steps, None
-    if remembers.any():
-        split = windows
-        lengths = table.columns["window"][np.isfinite(windows.error)]
-        span = int(lengths.min()), int(lengths.max())
-    ranked = replace(table, squared_error=split.at(workers), energy=split.energy)
-    return ranked, split, Basis(workers, coder, span)

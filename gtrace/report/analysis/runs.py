@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -229,9 +229,12 @@ def last_known(values: Floats) -> float:
 Metric = Literal["test accuracy", "test loss", "training loss"]
 #: Spec of the uncompressed run.
 BASELINE = "none"
-
-_FIELDS = ("final_accuracy", "final_eval_loss", "final_loss")
-_VALUES: dict[Metric, str] = dict(zip(get_args(Metric), _FIELDS, strict=True))
+#: metric -> the property of a run that holds it, those that say most first
+_VALUES: dict[Metric, str] = {
+    "test accuracy": "final_accuracy",
+    "test loss": "final_eval_loss",
+    "training loss": "final_loss",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,10 +429,10 @@ class RunLogAnalysis:
     @property
     def averaged(self) -> str:
         """Whose gradients were averaged: ``4 workers``, ``2 ranks (two-shot)``."""
-        exchange = self.study.get("exchange")
+        world, exchange = self.study.get("world_size"), self.study.get("exchange")
         if exchange:
-            return f"{count(_world_size(self.study), 'rank')} ({exchange})"
-        if self.study.get("world_size") is not None and self.workers > 1:
+            return f"{count(max(world, 1) if isinstance(world, int) else 1, 'rank')} ({exchange})"
+        if world is not None and self.workers > 1:
             return f"{self.workers} encodings of the same gradient"
         return count(self.workers, "worker")
 
@@ -504,11 +507,6 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
         neural=study.get("kind") == "neural",
         groups=seed_groups(runs),
     )
-
-
-def _world_size(study: Mapping[str, Any]) -> int:
-    world = study.get("world_size")
-    return max(world, 1) if isinstance(world, int) else 1
 
 
 def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, ranks: bool, name: str) -> LoggedRun:

@@ -21,12 +21,15 @@ from gtrace.noise import Dynamics, NoiseCosts, NoisePrediction, cost, predict, s
 from gtrace.report.analysis.cells import Sums, divide
 from gtrace.report.names import count, number
 from gtrace.report.statistics import UNKNOWN, Interval, ratio_of_sums
+from gtrace.sweep.noise_cost import noise_costs
 from gtrace.trace.facts import OPTIMIZERS, OptimizerFacts
+from gtrace.trace.format import SKETCH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gtrace.kernels import Flags, Floats, Ints
+    from gtrace.sweep import SweepResult
 
 
 SafetyVerdict = Literal["safe", "at risk", "cannot tell"]
@@ -125,21 +128,21 @@ class Outlook:
         return dict(zip(names, divide(found, whole, whole > 0).ravel().tolist(), strict=True))
 
 
-def outlook_of(
-    costs: NoiseCosts | None,
-    *,
-    workers: int = 1,
-    batch: float = math.nan,
-    horizon: int | None = None,
-    left: int | None = None,
+def outlook_on(
+    result: SweepResult, steps: Ints, batch: float, horizon: int | None, workers: int | None = None
 ) -> Outlook:
-    """What the cost of noise is predicted from, for the user's workers and ``batch``, samples over all of them.
+    """What the cost of noise is predicted from, of a sweep with these ``steps``, ascending.
 
-    A NaN takes what the trace says of each worker. Without a ``horizon`` it is the steps that are ``left`` from the
-    first captured one on, or as many as the run had until the last one.
+    ``batch`` is in samples over all workers; a NaN takes what the trace says of each. Without a ``horizon`` it is the
+    rest of the training from the first step on, or as many steps as the run had until the last captured one. Without
+    ``workers`` they are those of the run that was captured.
     """
+    attrs, costs = trace_attrs(result.provenance), noise_costs(result)
+    if costs is None and attrs.get(SKETCH):
+        return Outlook("the trace holds sketches instead of gradients; sweep one that holds gradients")
     if costs is None:
         return Outlook()
+    workers = workers or workers_of(result.provenance)
     own = costs.batch if math.isfinite(costs.batch) else batch / workers
     if not math.isfinite(own):
         return Outlook("the trace does not have the batch size; add it with --batch-size")
@@ -151,14 +154,17 @@ def outlook_of(
     except ValueError as error:
         remedy = "capture it again" if facts.kind is None else "train with the codec to find out"
         return Outlook(f"{error}; {remedy}")
+    length = OptimizerFacts.of(attrs).length
+    if not horizon and length is not None and len(steps):
+        horizon = max(length - int(steps[0]), 0)
     return Outlook(
         why="",
         costs=dataclasses.replace(costs, batch=own),
         dynamics=dynamics,
-        horizon=horizon or left or costs.last + 1,
+        horizon=horizon or costs.last + 1,
         batch=batch if math.isfinite(batch) else own * workers,
         workers=workers,
-        assumed=not (horizon or left),
+        assumed=not horizon,
     )
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
-from gtrace.report.analysis.cells import CODED, Sums, divide, over_windows, per_step, ranked_by, read_cells, sums_of
+from gtrace.report.analysis.cells import CODED, Basis, Sums, divide, over_windows, per_step, read_cells, sums_of
 from gtrace.report.analysis.details import ExchangeError, Rotation, TensorFit, compare_rotation, exchanges_of, read_fits
 from gtrace.report.analysis.evidence import (
     KEY,
@@ -60,12 +60,10 @@ from gtrace.report.analysis.families import (
     ranked,
 )
 from gtrace.report.analysis.runs import known_mean
-from gtrace.report.analysis.safety import Outlook, Safety, judge, outlook_of, trace_attrs, whose_gradient, workers_of
+from gtrace.report.analysis.safety import Safety, judge, outlook_on, trace_attrs, whose_gradient, workers_of
 from gtrace.report.names import listed
 from gtrace.report.statistics import Interval, bootstrap, holm, step_weights, thirds
-from gtrace.sweep.noise_cost import noise_costs
-from gtrace.trace.facts import OptimizerFacts, StepTimes
-from gtrace.trace.format import SKETCH
+from gtrace.trace.facts import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +72,7 @@ if TYPE_CHECKING:
 
     from gtrace.costs import Cluster
     from gtrace.kernels import Flags, Floats, Ints
-    from gtrace.report.analysis.cells import Basis, CellTable, Coder
+    from gtrace.report.analysis.cells import CellTable, Coder
     from gtrace.report.analysis.evidence import LayerChoice, PairedComparison
     from gtrace.sweep import SweepResult
 
@@ -335,7 +333,12 @@ def analyze(
     steps = per_step(table)
     windows = over_windows(table, steps)
     chosen = workers or workers_of(result.provenance)
-    compared, split, basis = ranked_by(table, steps, windows, partial, chosen, coder)
+    split, basis = steps, Basis(chosen, coder)
+    known = np.isfinite(windows.error)
+    if (table.memory & ~partial & known.any(axis=1)).any():
+        lengths = table.columns["window"][known]
+        split, basis = windows, Basis(chosen, coder, (int(lengths.min()), int(lengths.max())))
+    compared = replace(table, squared_error=split.at(chosen), energy=split.energy)
     ranked_sums, common, partial = sums_of(compared)
     parts = {
         "error": ranked_sums.relative(compared.squared_error, compared.energy),
@@ -396,28 +399,6 @@ def analyze(
     )
 
 
-def outlook_on(
-    result: SweepResult, steps: Ints, batch: float, horizon: int | None, workers: int | None = None
-) -> Outlook:
-    """:func:`outlook_of` a sweep with these ``steps``, ascending.
-
-    Without a horizon it is the rest of the training; without workers, those of the run that was captured.
-    """
-    attrs, costs = trace_attrs(result.provenance), noise_costs(result)
-    if costs is None and attrs.get(SKETCH):
-        return Outlook("the trace holds sketches instead of gradients; sweep one that holds gradients")
-    length = OptimizerFacts.of(attrs).length
-    left = None if length is None or not len(steps) or length <= steps[0] else length - int(steps[0])
-    of = workers or workers_of(result.provenance)
-    return outlook_of(costs, workers=of, batch=batch, horizon=horizon, left=left)
-
-
-def _log(values: Floats) -> Floats:
-    out = np.full(values.shape, np.nan)
-    np.log(values, out=out, where=values > 0)
-    return out
-
-
 def _step_table(sums: Sums, order: Ints, bits: Floats, layer_bits: Floats) -> StepTable:
     table, weights = sums.table, sums.weights
     tensors, steps = len(table.tensors), len(table.steps)
@@ -440,7 +421,7 @@ def _step_table(sums: Sums, order: Ints, bits: Floats, layer_bits: Floats) -> St
 def _at_layers(table: StepTable, families: Sequence[Family], targets: int) -> Floats:
     """(families, targets) geometric mean over layers, of the mix of configurations that stands for each family."""
     out = np.full((len(families), targets), np.nan)
-    logs = _log(table.layer_variance)
+    logs = np.log(np.where(table.layer_variance > 0, table.layer_variance, np.nan))
     for f, family in enumerate(families):
         for k, at in enumerate(family.at):
             mix = at.mix(table.bits)
@@ -505,7 +486,7 @@ def _configurations(
     front = pareto_front(numbers["bits"].tolist(), np.where(partial, np.nan, numbers["error"]).tolist())
     error_source = sums.source(~table.error_drawn, table.error_drawn)
     bits_source = sums.source(np.isfinite(table.bits) & ~table.bits_drawn, table.bits_drawn)
-    layers = _log(single.layer_variance)
+    layers = np.log(np.where(single.layer_variance > 0, single.layer_variance, np.nan))
     return tuple(
         Configuration(
             spec=table.specs[c],

@@ -25,7 +25,7 @@ from gtrace.report.analysis.safety import (
     samples,
 )
 from gtrace.report.analysis.savings import EXCHANGES, Saving, Savings
-from gtrace.report.names import MISSING, bits_text, count, energy_share, listed, number, percent
+from gtrace.report.names import MISSING, bits_text, count, energy_share, listed, number, percent, pick
 from gtrace.report.section import NOTHING, Cell, Record, Shows, Table, column, flat, value_cell, words
 from gtrace.report.sections.sweep_tables import MARKS, batch_cell, method_columns, most_energy
 
@@ -205,8 +205,7 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
     each = zip(safety.judged.items(), least_over_noise(analysis), safety.ratio_per_tensor, strict=True)
     judged = {
         spec: {
-            "verdict": found.verdict,
-            "reason": found.reason,
+            **pick(found, "verdict", "reason"),
             "noise_ratio": found.ratio.estimate,
             "noise_ratio_low": found.ratio.low,
             "noise_ratio_high": found.ratio.high,
@@ -221,8 +220,7 @@ def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
     return {
         "sentences": safety_sentences(analysis),
         "sources": list(safety.sources),
-        "batch": safety.outlook.batch,
-        "horizon": safety.outlook.horizon,
+        **pick(safety.outlook, "batch", "horizon"),
         "noise": dataclasses.asdict(safety.noise),
         "noise_per_step": safety.noise_per_step,
         "noise_per_tensor": dict(zip(analysis.tensors, safety.noise_per_tensor.tolist(), strict=True)),

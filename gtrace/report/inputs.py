@@ -16,7 +16,7 @@ from gtrace.report.analysis.savings import Savings, savings_of_runs, savings_of_
 from gtrace.report.analysis.sweep import SideBySide, SweepAnalysis, analyze, compare_sweeps
 from gtrace.report.analysis.tensors import TensorGroup, group_tensors
 from gtrace.report.analysis.traces import TraceSummary, summarize_trace
-from gtrace.report.names import number
+from gtrace.report.names import number, pick
 from gtrace.runlog import read_runlog
 from gtrace.sweep.store import ResultStore, SweepResult
 
@@ -131,16 +131,14 @@ def make_report(
         name = Path(source).name
         return str(source) if files.count(name) > 1 else name or str(source)
 
-    workers, coder = asked.workers, asked.coder
+    by = pick(asked, "workers", "coder")
     read_sweeps, grouped, read_runs = [], [], []
     for k, sweep in enumerate(sweeps):
         result = sweep if isinstance(sweep, SweepResult) else ResultStore.load(Path(sweep)).selected
         name = named(sweep, "sweep", k, len(sweeps) > 1)
-        read_sweeps.append(
-            analyze(result, name, batch=asked.batch, horizon=asked.horizon, workers=workers, coder=coder)
-        )
+        read_sweeps.append(analyze(result, name, batch=asked.batch, horizon=asked.horizon, **by))
         if asked.groups:
-            grouped.append(tuple(group_tensors(result, asked.groups, workers=workers, coder=coder)))
+            grouped.append(tuple(group_tensors(result, asked.groups, **by)))
     for k, run in enumerate(runs):
         records = read_runlog(Path(run)) if isinstance(run, (str, Path)) else run
         read_runs.append(analyze_runs(records, named(run, "run", k, len(runs) > 1)))

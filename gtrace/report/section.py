@@ -361,19 +361,14 @@ class Section:
         return own + tuple(figure for part in self.parts for figure in part.figures)
 
 
-#: Fields that hold logarithms of ratios or of relative variances; records hold the ratios.
-_LOGARITHMS = {"by_elements", "by_layers", "interval", "in_steps"}
-
-
 def flat(value: Any) -> Record:
-    """A dataclass as a dictionary in which each :class:`Interval` is five fields and no logarithm is left."""
+    """A dataclass as a dictionary in which each :class:`Interval` is five fields."""
     record: Record = {}
     for own in dataclasses.fields(value):
         item = getattr(value, own.name)
         if isinstance(item, Interval):
-            ends = item.exp() if own.name in _LOGARITHMS else (item.estimate, item.low, item.high)
-            record |= {f"{own.name}{end}": number for end, number in zip(("", "_low", "_high"), ends, strict=True)}
-            record |= {f"{own.name}_p": item.p, f"{own.name}_why": item.why}
+            record[own.name] = item.estimate
+            record |= {f"{own.name}_{end}": getattr(item, end) for end in ("low", "high", "p", "why")}
         else:
             record[own.name] = item
     return record

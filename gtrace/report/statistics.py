@@ -8,7 +8,7 @@ alike, so whole blocks of consecutive steps are drawn again (Kuensch 1989, circu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,10 +72,10 @@ class Interval:
         """Whether there is an interval."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
-    def exp(self) -> tuple[float, float, float]:
-        """Estimate and ends of a difference of logarithms, as ratios."""
+    def exp(self) -> Interval:
+        """The ratio that this is the logarithm of; ``p`` is that it is 1."""
         low, estimate, high = np.exp([self.low, self.estimate, self.high]).tolist()
-        return estimate, low, high
+        return replace(self, estimate=estimate, low=low, high=high)
 
 
 #: Where there is nothing to estimate.

@@ -258,6 +258,9 @@ def test_runs_without_accuracy_are_compared_by_test_loss_and_those_that_did_not_
     worse = {seed: value + 0.1 + random.normal(0, 0.01) for seed, value in exact.items()}
     report = make_report(runs=[[STUDY, *finished(exact, "none"), *finished(worse, "qsgd:bits=2")]])
     _, codec = report.runs[0].groups
+    record = [r for r in runs_section(report.runs[0]).numbers().records if r["record"] == "seeds"][1]
+    assert record["interval"] == record["mean"] == codec.mean
+    assert record["interval_low"] < codec.mean < record["interval_high"]
     paired = stats.ttest_rel(list(worse.values()), list(exact.values()))
     assert (codec.metric, codec.difference.p) == ("test loss", pytest.approx(paired.pvalue))
     assert (codec.difference.low, codec.difference.high) == pytest.approx(tuple(paired.confidence_interval()))

@@ -33,8 +33,8 @@ def test_the_same_codecs_are_paired_on_what_both_have():
     assert [c.spec.split(":")[0] for c in pair.shared] == ["qsgd", "nuqsgd"]
     for found in pair.shared:
         assert (found.cells, found.ratio) == (25, pytest.approx(1.3, rel=0.02))
-        ratio, low, high = found.by_elements.exp()
-        assert 1.27 < low < ratio < high < 1.33
+        paired = found.by_elements
+        assert 1.27 < paired.low < paired.estimate < paired.high < 1.33
         assert found.differs
     (pair,) = make_report([swept(1.0), swept(1.0)]).side_by_side
     assert [c.ratio for c in pair.shared] == pytest.approx([1.0, 1.0])

@@ -109,7 +109,9 @@ def test_a_difference_is_found_and_noise_is_not():
     sure = bootstrap(noise + 0.2, np.ones(40), KEY)
     assert sure.p < 1e-3
     assert sure.low < 0.2 < sure.high
-    assert sure.exp() == pytest.approx((math.exp(sure.estimate), math.exp(sure.low), math.exp(sure.high)))
+    ratio = sure.exp()
+    ends = [math.exp(end) for end in (sure.estimate, sure.low, sure.high)]
+    assert (ratio.estimate, ratio.low, ratio.high, ratio.p) == pytest.approx((*ends, sure.p))
     assert bootstrap(noise - noise.mean(), np.ones(40), KEY).p > 0.9
     # What never varies is exact.
     found = bootstrap(np.full(20, 0.7), np.ones(20), KEY)

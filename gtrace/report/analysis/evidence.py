@@ -40,8 +40,8 @@ class PairedComparison:
         first: label of the family or spec of the configuration in the numerator.
         second: of the one in the denominator.
         bits: measured bits per coordinate of both, NaN where two configurations are compared as they are.
-        by_elements: log of the ratio of the headline: errors are summed over all elements and steps.
-        by_layers: log of the ratio, layers equally weighted: the mean over layers of the logs of their own ratios.
+        by_elements: the ratio of the headline: errors are summed over all elements and steps.
+        by_layers: the ratio, layers equally weighted: the geometric mean over layers of their own ratios.
         p_holm: p-value of ``by_elements`` corrected for all comparisons of the sweep, NaN without one.
         thirds: third of training -> ratio in it, by elements.
         better: part of training in which ``first`` has less error, by elements; NaN where nothing is known.
@@ -64,7 +64,7 @@ class PairedComparison:
     @property
     def ratio(self) -> float:
         """Ratio of errors, by elements."""
-        return math.exp(self.by_elements.estimate)
+        return self.by_elements.estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class LayerChoice:
         best: label of the method with the least error there.
         leader: label of the method that leads over all tensors.
         ratio: error of ``best`` over that of ``leader``, summed over steps.
-        interval: log of the ratio.
+        interval: of the ratio.
         p_holm: corrected for all tensors and methods that could have been best.
     """
 
@@ -112,7 +112,7 @@ class LayerChoice:
     @property
     def sure(self) -> bool:
         """Whether the difference is beyond the noise of steps."""
-        return self.p_holm < SIGNIFICANT and self.interval.estimate < 0
+        return self.p_holm < SIGNIFICANT and self.interval.estimate < 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,10 @@ class StepTable:
     def relative(self) -> Floats:
         """(C, S) relative variance of each step, over all elements."""
         return divide(self.whole_error, self.whole_energy, self.whole_energy > 0)
+
+    def interval(self, logs: Floats) -> Interval:
+        """The ratio that has this logarithm (S,), with its interval over steps."""
+        return bootstrap(logs, self.weights, KEY, self.noun).exp()
 
     def alone(self, parts: Mix) -> Floats:
         """(S,) the log of each step's own ratio, over all elements."""
@@ -208,12 +212,12 @@ def compare_families(
 def compare_mixes(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[PairedComparison, ...]:
     """Pairs of labels, with the bits at which they are compared and the mix that stands for each."""
     ratios = [over(one, other) for _, _, _, one, other in found]
-    intervals = [bootstrap(table.log_ratio(parts), table.weights, KEY, table.noun) for parts in ratios]
+    intervals = [table.interval(table.log_ratio(parts)) for parts in ratios]
     corrected = holm([interval.p for interval in intervals]).tolist()
     masks = thirds(table.steps)
     judged = []
     for (first, second, bits, _, _), parts, interval, p in zip(found, ratios, intervals, corrected, strict=True):
-        by_layers = bootstrap(table.by_layers(parts), table.weights, KEY, table.noun)
+        by_layers = table.interval(table.by_layers(parts))
         by_third = {name: table.ratio(parts, mask) for name, mask in masks}
         logs = table.alone(parts)
         total = float(table.weights[np.isfinite(logs)].sum())
@@ -259,7 +263,7 @@ def compare_layers(
         ratio = own[best][0] / own[leader][0] if best and leader in own else 1.0
         if ratio <= 1 / (1 + LEVEL):
             logs = table.log_ratio(over(own[best][1], own[leader][1]), place)
-            found.append((tensor, best, ratio, bootstrap(logs, table.weights, KEY, table.noun)))
+            found.append((tensor, best, ratio, table.interval(logs)))
     # Every method of every tensor could have been the best one, so all of them count.
     unused = np.ones(max(tested - len(found), 0))
     corrected = holm(np.concatenate([[interval.p for *_, interval in found], unused]))

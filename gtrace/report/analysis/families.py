@@ -414,7 +414,7 @@ class Configuration:
         step_ratio_float32: mean over steps of each step's own ratio, as papers also report it.
         fitted_on: source of levels and codes: ``itself``, ``pooled N steps``, ``previous``, ``step N``, or nothing.
         pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
-        in_steps: log of ``relative_variance`` with its interval over steps.
+        in_steps: ``relative_variance`` with its interval over steps.
         error: what methods are ranked by; NaN if it was not measured.
         error_bias: the part of ``error`` that is bias, which more workers do not shrink.
         variance: part of ``relative_variance`` of one worker that is not bias.

@@ -499,7 +499,7 @@ def _configurations(
             bits_source=bits_source[c],
             fitted_on=table.fitted_on[c],
             pareto=bool(front[c]),
-            in_steps=bootstrap(single.log_ratio([(k, 1.0)]), sums.weights, KEY),
+            in_steps=single.interval(single.log_ratio([(k, 1.0)])),
             **{name: values[c].item() for name, values in numbers.items()},
         )
         for k, c in enumerate(order.tolist())
@@ -583,7 +583,7 @@ class ConfigurationRatio:
             ``second`` in the second.
         first_bits: measured bits per coordinate in the first sweep, over all of it.
         cells: tensors at steps that are paired.
-        by_elements: log of ``ratio`` over what is paired, with its interval over steps.
+        by_elements: ``ratio`` over what is paired, with its interval over steps.
         p_holm: corrected for all configurations, NaN without one.
     """
 
@@ -668,7 +668,7 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
 def _paired(
     sides: Sequence[tuple[StepTable, int, tuple[Ints, Ints]]], steps: Ints
 ) -> tuple[float, float, int, Interval] | None:
-    """Relative variances over the cells that both have, how many these are, and the interval of the log ratio."""
+    """Relative variances over the cells that both have, how many these are, and the interval of their ratio."""
     cells = [[values[c][np.ix_(*own)] for values in (table.error, table.energy)] for table, c, own in sides]
     known = np.logical_and.reduce([np.isfinite(part) for table in cells for part in table])
     if not known.any():
@@ -685,4 +685,4 @@ def _paired(
     for k in range(2):
         logs[k, there] = np.subtract(*(log_of_mean(one[k, there], weights[there]) for one in (error, energy)))
     x, y = (top / bottom).tolist()
-    return x, y, int(known.sum()), bootstrap(logs[1] - logs[0], weights, KEY)
+    return x, y, int(known.sum()), bootstrap(logs[1] - logs[0], weights, KEY).exp()

@@ -258,10 +258,8 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
     k = analysis.decisive
     if k < 0:
         wanted = listed([f"{t:g}" for t in analysis.targets])
-        nowhere = f"no method was measured near {wanted} bits per value."
-        return [
-            f"Nothing to compare: {nowhere if wanted else 'no method has both an error and a known number of bits.'}"
-        ]
+        near = f"no method was measured near {wanted} bits per value"
+        return [f"Nothing to compare: {near if wanted else 'no method has both an error and a known number of bits'}."]
     found = analysis.ranking(k)
     at = f"At {bits_text(analysis.targets[k])} per value"
     basis = analysis.basis
@@ -346,13 +344,13 @@ def _doubt(analysis: SweepAnalysis, level: Sequence[Family], k: int) -> str:
 
 def compared_in_words(compared: PairedComparison) -> str:
     """``0.54 times the error of zipml (95%: 0.46 to 0.63)``, or why there is no interval."""
-    ratio, low, high = compared.by_elements.exp()
-    said = f"{number(ratio, 2)} times the error of {compared.second}"
-    if compared.by_elements.known:
-        within = low <= 1 <= high
+    found = compared.by_elements
+    said = f"{number(compared.ratio, 2)} times the error of {compared.second}"
+    if found.known:
+        within = found.low <= 1 <= found.high
         unsure = ", within the noise of steps" if within else ", but not sure with several methods compared"
-        return f"{said} (95%: {number(low, 2)} to {number(high, 2)}){'' if compared.differs else unsure}"
-    return f"{said} and less in {percent(compared.better)} of training, but {compared.by_elements.why}"
+        return f"{said} (95%: {number(found.low, 2)} to {number(found.high, 2)}){'' if compared.differs else unsure}"
+    return f"{said} and less in {percent(compared.better)} of training, but {found.why}"
 
 
 def _elsewhere(analysis: SweepAnalysis, k: int) -> Iterator[str]:

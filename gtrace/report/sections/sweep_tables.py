@@ -164,9 +164,8 @@ def ratio_columns(ratio: str, interval: str, compared: str) -> list[Shows[Any]]:
 
 
 def span(interval: Interval) -> str:
-    """Both ends of an interval of logarithms as ratios, or why there is none."""
-    _, low, high = interval.exp()
-    return f"{number(low)} to {number(high)}" if interval.known else interval.why
+    """Both ends of an interval, or why there is none."""
+    return f"{number(interval.low)} to {number(interval.high)}" if interval.known else interval.why
 
 
 def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tuple[str, ...] = ()) -> Table:
@@ -191,7 +190,7 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
         *ratio_columns(what, "from blocks of consecutive steps drawn again", "comparisons"),
         column("steps better", lambda c: percent(c.better), "part of training in which the first has less error", 3),
         *(column(name, partial(third, name), f"ratio in the {name} third of training", 4) for name in THIRDS),
-        column("by layers", lambda c: Cell(number(math.exp(c.by_layers.estimate)), hint=span(c.by_layers)), layers, 2),
+        column("by layers", lambda c: Cell(number(c.by_layers.estimate), hint=span(c.by_layers)), layers, 2),
     ]
     said = (*about, *notes, *why) if comparisons else ()
     return Table.of(title, comparisons, columns, notes=said, empty="Nothing to compare.")

@@ -226,9 +226,7 @@ def trace_section(trace: TraceSummary) -> Section:
 def _numbers(trace: TraceSummary) -> Numbers:
     tensors = [dataclasses.asdict(tensor) for tensor in trace.tensors]
     found = {"name": trace.name, "tensors": tensors, "laws": [section_json(laws) for laws in trace.laws]}
-    return Numbers(
-        {"traces": found}, tuple({"record": "tensor", "results": trace.name, **tensor} for tensor in tensors)
-    )
+    return Numbers({"traces": found}, [{"record": "tensor", "results": trace.name, **tensor} for tensor in tensors])
 
 
 def law_section(laws: LawSection) -> Section:

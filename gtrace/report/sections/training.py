@@ -237,10 +237,8 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
         parts = [f"Trained with {run.spec} on {analysis.averaged}{until}: {_reached(run)}"]
         # An accuracy is not compared with a loss.
         if baseline is not None and len({math.isfinite(one.final_accuracy) for one in (run, baseline)}) == 1:
-            by_loss = not any(
-                math.isfinite(x) for x in (run.final_accuracy, run.final_eval_loss, baseline.final_eval_loss)
-            )
-            by_loss = by_loss and math.isfinite(run.final_loss - baseline.final_loss)
+            tested = (run.final_accuracy, run.final_eval_loss, baseline.final_eval_loss)
+            by_loss = not any(map(math.isfinite, tested)) and math.isfinite(run.final_loss - baseline.final_loss)
             more = f" ({loss_difference(run.final_difference(baseline))})" if by_loss else ""
             parts.append(f"uncompressed {_reached(baseline, name=False)}{more}")
         if math.isfinite(run.ratio) and run.spec != BASELINE:

@@ -13,24 +13,7 @@ from gtrace.fitting.sparsity import (
     unpruned,
 )
 
-__all__ = [
-    "achieved_sparsity",
-    "adaquant",
-    "allocate_sparsity",
-    "alq_level_sets",
-    "alq_levels",
-    "amq_levels",
-    "amq_multiplier",
-    "bucket_moments",
-    "certified_levels",
-    "expected_variance",
-    "moment_mixture",
-    "objective",
-    "optimal_level_sets",
-    "optimal_levels",
-    "pruned_cosine",
-    "pruning_threshold",
-    "sparsity",
-    "threshold",
-    "unpruned",
-]
+__all__ = ["achieved_sparsity", "adaquant", "allocate_sparsity", "alq_level_sets", "alq_levels", "amq_levels"]
+__all__ += ["amq_multiplier", "bucket_moments", "certified_levels", "expected_variance", "moment_mixture"]
+__all__ += ["objective", "optimal_level_sets", "optimal_levels", "pruned_cosine", "pruning_threshold", "sparsity"]
+__all__ += ["threshold", "unpruned"]

@@ -507,7 +507,7 @@ def placed_error(
         k = scale_exponent(form, scale, mu, sigma, count, largest, law=law, stochastic=stochastic)
         return float(form.relative_errors(np.array([mu + k]), sigma, stochastic=stochastic, law=law)[0])
     if scale == "error":
-        return _least_error(form, float(sigma), law, stochastic)[1]
+        return _least_error(form, float(sigma), law, stochastic)
     if scale == "mean":
         centres = np.array([-3.0])
     else:
@@ -521,14 +521,13 @@ def format_thresholds(bits: int, largest_sigma: float = 8.0) -> tuple[tuple[floa
     Returns:
         (sigma, format) pairs, ascending; the first sigma is 0.
     """
-    found: list[tuple[float, FloatFormat]] = []
 
     def better(sigma: float, narrow: FloatFormat, wide: FloatFormat) -> bool:
         return placed_error(wide, sigma) < placed_error(narrow, sigma)
 
-    forms = candidates(bits)
-    found.append((0.0, forms[0]))
-    for wide in forms[1:]:
+    first, *others = candidates(bits)
+    found = [(0.0, first)]
+    for wide in others:
         low, high, narrow = max(found[-1][0], 0.25), largest_sigma, found[-1][1]
         if not better(high, narrow, wide):
             break
@@ -540,20 +539,18 @@ def format_thresholds(bits: int, largest_sigma: float = 8.0) -> tuple[tuple[floa
 
 
 @lru_cache(maxsize=4096)
-def _least_error(form: FloatFormat, sigma: float, law: LawName, stochastic: bool) -> tuple[float, float]:
+def _least_error(form: FloatFormat, sigma: float, law: LawName, stochastic: bool) -> float:
     low, high = _window(form)
     centres = np.arange(low, high + _STEP, _STEP)
     errors = form.relative_errors(centres, sigma, stochastic=stochastic, law=law)
     start = int(np.argmin(errors))
-    refined = lowest(
+    _, refined = lowest(
         lambda at: float(form.relative_errors(np.array([at]), sigma, stochastic=stochastic, law=law)[0]),
         centres[start] - _STEP,
         centres[start] + _STEP,
         1e-7,
     )
-    if refined[1] < errors[start]:
-        return refined
-    return float(centres[start]), float(errors[start])
+    return min(refined, float(errors[start]))
 
 
 def _window(form: FloatFormat) -> tuple[float, float]:
@@ -627,30 +624,27 @@ def best_placement(
         stochastic: use the error of stochastic rounding.
         exponent: the only k to consider.
     """
-    return sketch.remember(
-        ("placement", form, stochastic, exponent), lambda: _best_placement(form, sketch, stochastic, exponent)
-    )
-
-
-def _best_placement(form: FloatFormat, sketch: MomentSketch, stochastic: bool, exponent: int | None) -> Placement:
     levels, largest = form.exact_levels, float(np.finfo(np.float32).max)
 
     def errors(k: int) -> tuple[float, float]:
         return _floats.rounding_error(sketch.lower, sketch.sums, levels, 2.0**-k, largest, stochastic)
 
-    if exponent is not None:
-        return Placement(errors(exponent)[0], exponent)
-    # The numbers at k - 1 are also numbers at k, except the largest ones. So the search can start where the
-    # largest value just fits; from there on only clipping grows, which ends the search.
-    top, most = math.frexp(form.max), math.frexp(sketch.largest)
-    k = min(max(top[1] - most[1] - (most[0] > top[0]), LEAST_SCALE), LARGEST_SCALE)
-    best = Placement(errors(k)[0], k)
-    clipped = 0.0
-    while clipped < best.squared_error and k < LARGEST_SCALE:
-        k += 1
-        error, clipped = errors(k)
-        best = min(best, Placement(error, k))
-    return best
+    def search() -> Placement:
+        if exponent is not None:
+            return Placement(errors(exponent)[0], exponent)
+        # The numbers at k - 1 are also numbers at k, except the largest ones. So the search can start where the
+        # largest value just fits; from there on only clipping grows, which ends the search.
+        top, most = math.frexp(form.max), math.frexp(sketch.largest)
+        k = min(max(top[1] - most[1] - (most[0] > top[0]), LEAST_SCALE), LARGEST_SCALE)
+        best = Placement(errors(k)[0], k)
+        clipped = 0.0
+        while clipped < best.squared_error and k < LARGEST_SCALE:
+            k += 1
+            error, clipped = errors(k)
+            best = min(best, Placement(error, k))
+        return best
+
+    return sketch.remember(("placement", form, stochastic, exponent), search)
 
 
 def _nearest(grid: Floats, decoded: Floats, sketch: MomentSketch) -> tuple[float, float, Floats]:

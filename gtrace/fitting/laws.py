@@ -25,10 +25,6 @@ LawLike: TypeAlias = MomentSketch | TruncatedNormalMixture
 #: a law as the fits see it; both have the methods of a :class:`MixtureLaw` but for its curvature
 Law: TypeAlias = "MixtureLaw | SketchLaw"
 
-# Candidates for a grid: minimum, per level, maximum. A mixture is fitted to the last digit, so its levels must fall
-# to the right clusters; a sketch must be fitted in milliseconds.
-_MIXTURE_POINTS = (2048, 32, 4096)
-_SKETCH_POINTS = (512, 8, 4096)
 # The companding grid samples a mixture at this many sigmas from each component, for at most this many components.
 _NEARBY = np.linspace(-12.0, 12.0, 97)
 _LOOKED_AT = 64
@@ -167,7 +163,8 @@ class MixtureLaw:
 
     def candidates(self, count: int) -> Floats:
         """Ascending points, both ends of the support among them, that hold a good grid of ``count`` levels."""
-        size = _points(_MIXTURE_POINTS, count)
+        # A mixture is fitted to the last digit, so its levels must fall to the right clusters.
+        size = max(2048, min(32 * count, 4096))
         points = self.companding(np.arange(size) / (size - 1.0))
         spikes = self._table[self._table[:, _mixture.SIGMA] == 0, _mixture.ANCHOR]
         return np.unique(np.concatenate([points, np.asarray(self.support), spikes]))
@@ -271,13 +268,8 @@ def _edges(levels: Floats, mirrored: bool) -> Floats:
 
 
 def sketch_points(count: int) -> int:
-    """How many points of a sketch a start of ``count`` levels is chosen from."""
-    return _points(_SKETCH_POINTS, count)
-
-
-def _points(points: tuple[int, int, int], count: int) -> int:
-    least, per_level, most = points
-    return max(least, min(per_level * count, most))
+    """How many points of a sketch a start of ``count`` levels is chosen from: it must be fitted in milliseconds."""
+    return max(512, min(8 * count, 4096))
 
 
 def _divide(points: Floats, steps: Floats, shares: Floats) -> Floats:

@@ -347,7 +347,8 @@ def alq_levels(
     limit = LIMITS[method] if sweeps is None else sweeps
     if prepared is not None:
         levels, objectives = _fit(prepared, count, mirrored, method, given, limit)
-        levels = _distinct(levels, mirrored)
+        # Payloads hold float32, which cannot distinguish some levels from their neighbors.
+        levels = levels[: _descent.distinct_levels(levels, mirrored)]
     else:
         levels = given if isinstance(given, np.ndarray) else uniform_grid(count, not mirrored)
         objectives = np.zeros(1)
@@ -432,12 +433,6 @@ def _grid_of_spikes(law: Law, mirrored: bool) -> Floats | None:
         return None
     grid = np.union1d(values, np.asarray(law.support))
     return grid[grid > 0] if mirrored else grid
-
-
-def _distinct(levels: Floats, mirrored: bool) -> Floats:
-    """The levels without those that float32, their type in payloads, cannot distinguish from their neighbors."""
-    levels = levels.copy()
-    return levels[: _descent.distinct_levels(levels, mirrored)].copy()
 
 
 def _own_grid(start: ArrayLike, count: int, law: LawLike, zero: bool | None) -> Floats:
@@ -540,8 +535,6 @@ class _Powers:
     def __init__(self, law: Law, count: int, zero: bool) -> None:
         self._law, self._count, self._zero = law, count, zero
         self._powers = np.arange(count - (2 if zero else 1), 0, -1.0)
-        self._exponents = np.append(self._powers, 0.0)
-        self._lower = self._powers - 1.0
         #: below, the smallest level would leave the range of float64
         self.least = max(1e-9, float(1e-300 ** (1.0 / self._powers[0])))
 
@@ -555,8 +548,8 @@ class _Powers:
     def slope(self, p: float) -> float:
         """Its derivative, through the levels."""
         grid = np.zeros(self._count)
-        grid[1 if self._zero else 0 :] = p**self._exponents
-        return float(self._law.gradient(grid, not self._zero)[1] @ (self._powers * p**self._lower))
+        grid[1 if self._zero else 0 :] = p ** np.append(self._powers, 0.0)
+        return float(self._law.gradient(grid, not self._zero)[1] @ (self._powers * p ** (self._powers - 1.0)))
 
 
 def _search(objective: _Powers, start: float) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import scipy as sp
@@ -39,39 +39,33 @@ def _normal_density(z: Floats) -> Floats:
     return np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
 
 
-@dataclass(frozen=True, slots=True)
-class _Standard:
-    """A law with location 0 and scale 1: distribution function, quantiles, density."""
+class _Standard(NamedTuple):
+    """A law with location 0 and scale 1; of ln x, not of x, if it is logarithmic."""
 
     cdf: Function
     quantile: Function
     density: Function
     logarithmic: bool = False
-    """Whether ln x follows it, not x."""
 
 
 # Named in full where they are called, so that scipy.special is loaded then and not at every start.
-_NORMAL: tuple[Function, Function, Function] = (
-    lambda z: sp.special.ndtr(z),  # noqa: PLW0108
-    lambda p: sp.special.ndtri(p),  # noqa: PLW0108
-    _normal_density,
-)
-_LAPLACE: tuple[Function, Function, Function] = (
+_NORMAL = _Standard(lambda z: sp.special.ndtr(z), lambda p: sp.special.ndtri(p), _normal_density)  # noqa: PLW0108
+_LAPLACE = _Standard(
     lambda z: np.where(z < 0, 0.5 * np.exp(-np.abs(z)), 1 - 0.5 * np.exp(-np.abs(z))),
     lambda p: np.where(p < 0.5, np.log(2 * p), -np.log(2 * (1 - p))),
     lambda z: 0.5 * np.exp(-np.abs(z)),
 )
 _STANDARDS = {
-    "lognormal": _Standard(*_NORMAL, logarithmic=True),
-    "normal": _Standard(*_NORMAL),
+    "lognormal": _NORMAL._replace(logarithmic=True),
+    "normal": _NORMAL,
     "half-normal": _Standard(
         lambda z: np.maximum(2 * sp.special.ndtr(z) - 1, 0),
         lambda p: sp.special.ndtri((1 + p) / 2),
         lambda z: 2 * _normal_density(z),
     ),
-    "laplace": _Standard(*_LAPLACE),
+    "laplace": _LAPLACE,
     "half-laplace": _Standard(lambda z: -np.expm1(-z), lambda p: -np.log1p(-p), lambda z: np.exp(-z)),
-    "loglaplace": _Standard(*_LAPLACE, logarithmic=True),
+    "loglaplace": _LAPLACE._replace(logarithmic=True),
     "cauchy": _Standard(
         lambda z: 0.5 + np.arctan(z) / math.pi,
         lambda p: np.tan(math.pi * (p - 0.5)),

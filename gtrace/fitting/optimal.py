@@ -27,7 +27,7 @@ from gtrace.kernels import optimal as _kernels
 from gtrace.sketch import MomentSketch, SketchSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -87,7 +87,7 @@ def optimal_levels(
         points = _binned(points) if method == "sketch" else points.ordered()
     if grid is not None:
         points = _on_grid(points, grid)
-    return solve(points, (s,))[0].levels
+    return solve(points, s).levels
 
 
 def optimal_level_sets(sketches: SketchSet, counts: Iterable[int]) -> list[tuple[Floats, Ints]]:
@@ -142,7 +142,7 @@ def certified_levels(
     """
     s = check_count("s", s, 2)
     points = check_values(values, weights, lo, hi).ordered()
-    solution = solve(points, (s,))[0]
+    solution = solve(points, s)
     value = float(_spans.total_cost(points.x, points.w, solution.levels))
     return solution.levels, value, min(solution.bound, value)
 
@@ -205,15 +205,19 @@ def check_values(values: ArrayLike, weights: ArrayLike | None, lo: float | None,
         raise UsageError(f"values: element {at} is {x[at]}; remove what is not finite")
     first, last = (x.argmin(), x.argmax()) if descents else (0, x.size - 1)
     least, most = float(x[first]), float(x[last])
-    low = least if lo is None else float(lo)
-    high = most if hi is None else float(hi)
-    if not (np.isfinite(low) and np.isfinite(high) and low <= high):
-        raise UsageError(f"levels from {low} to {high}: the ends must be finite and in order")
+    low, high = _ends(lo, hi, least, most)
     if least < low:
         raise UsageError(f"values: element {first} is {least}, below the first level {low}")
     if most > high:
         raise UsageError(f"values: element {last} is {most}, above the last level {high}")
     return Points(x, _check_weights(weights, x.size), low, high, ascending=not descents)
+
+
+def _ends(lo: float | None, hi: float | None, least: float, most: float) -> tuple[float, float]:
+    low, high = least if lo is None else float(lo), most if hi is None else float(hi)
+    if not (np.isfinite(low) and np.isfinite(high) and low <= high):
+        raise UsageError(f"levels from {low} to {high}: the ends must be finite and in order")
+    return low, high
 
 
 def _check_weights(weights: ArrayLike | None, size: int) -> Floats:
@@ -245,10 +249,7 @@ def _on_grid(points: Points, cells: int) -> Points:
 
 
 def _halves(sketch: MomentSketch, lo: float | None, hi: float | None) -> Points:
-    low = 0.0 if lo is None else float(lo)
-    high = 1.0 if hi is None else float(hi)
-    if not (np.isfinite(low) and np.isfinite(high) and low <= high):
-        raise UsageError(f"levels from {low} to {high}: the ends must be finite and in order")
+    low, high = _ends(lo, hi, 0.0, 1.0)
     if sketch.rows.size == 0:
         return Points(np.array([max(low, 0.0)]), np.zeros(1), low, high)
     _check_reach(sketch.lower[-1:] + sketch.sums[-1:, 1] / sketch.sums[-1:, 0], low, high)
@@ -404,41 +405,30 @@ class Solution(NamedTuple):
     bound: float
 
 
-def solve(points: Points, counts: Sequence[int]) -> list[Solution]:
-    """The certified search: optimal levels for each count, and a lower bound on their objective."""
-    few = held = _distinct(points, max(counts))
-    if points.w.size and not points.w.all():
+def solve(points: Points, s: int) -> Solution:
+    """The certified search: s optimal levels, and a lower bound on the objective of any others."""
+    held = _distinct(points, s)
+    if held.size > s and points.w.size and not points.w.all():
         heavy = points.w > 0
         points = points._replace(x=points.x[heavy], w=points.w[heavy])
-        held = _distinct(points, max(counts))
-    known = {count: Solution(levels, 0.0) for levels in (held, few) for count in counts if levels.size <= count}
-    wanted = [count for count in dict.fromkeys(counts) if count not in known]
-    if wanted:
-        known |= _search(points, np.array(wanted))
-    return [known[count] for count in counts]
-
-
-def _search(points: Points, counts: Ints) -> dict[int, Solution]:
-    """The searches of :func:`solve`, for counts below the number of distinct points."""
+        held = _distinct(points, s)
+    if held.size <= s:
+        return Solution(held, 0.0)
     x, low, high, exponent = _scaled(points.x, points.low, points.high)
     w, weight_exponent = points.w, 0
     if w.size and not _kernels.SMALL < w.max() < _kernels.LARGE:
         weight_exponent = int(np.frexp(w.max())[1])
         w = np.ldexp(w, -weight_exponent)
-    places, sizes, costs = np.empty(counts.sum(), np.int64), np.empty_like(counts), np.empty((counts.size, 2))
+    places, size, costs = np.empty(s, np.int64), np.empty(1, np.int64), np.empty((1, 2))
     few, per_level = _kernels.FEW, _kernels.CELLS_PER_LEVEL
-    _kernels.search_sets(x, w, low, high, counts, few, per_level, places, sizes, costs)
-    bounds = costs.min(axis=1) * (1 - _ROUNDING)
+    _kernels.search_sets(x, w, low, high, np.array([s]), few, per_level, places, size, costs)
+    bound = costs.min() * (1 - _ROUNDING)
     if exponent or weight_exponent:
         with np.errstate(over="ignore"):
-            bounds = np.ldexp(bounds, 2 * exponent + weight_exponent)
-    found, start = {}, 0
-    for count, size, bound in zip(counts.tolist(), sizes.tolist(), bounds.tolist(), strict=True):
-        levels = points.x[places[start : start + size]].astype(np.float64)
-        levels[0], levels[-1] = points.low, points.high
-        found[count] = Solution(levels, max(0.0, bound))
-        start += count
-    return found
+            bound = np.ldexp(bound, 2 * exponent + weight_exponent)
+    levels = points.x[places[: size[0]]].astype(np.float64)
+    levels[0], levels[-1] = points.low, points.high
+    return Solution(levels, max(0.0, float(bound)))
 
 
 def _distinct(points: Points, most: int) -> Floats:

@@ -9,6 +9,7 @@ Source: Chmiel et al., Neural gradients are near-lognormal, 2021, Eq. 5-8. Logar
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -60,14 +61,11 @@ def sparsity(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
     >>> round(float(sparsity(1.0, 0.0, 1.0)), 12)
     0.238421708135
     """
-    a, t, s = _reduced(alpha, mu, sigma)
-    low = _half_gauss(t)
+    a, t, s, beyond = _reduced(alpha, mu, sigma)
     right = sp.special.erfcx(np.maximum(s - t, 0.0) / _ROOT_2)
     left = sp.special.erfcx(np.maximum(-t, 0.0) / _ROOT_2)
-    inner = np.where(t <= 0, low * (left - right), sp.special.ndtr(t) - low * right)
-    with np.errstate(over="ignore"):
-        outer = sp.special.ndtr(t) - np.exp(np.where(t > s, 0.5 * s * s - a, 0.0)) * sp.special.ndtr(t - s)
-    return _with_points(np.where(t > s, outer, inner), a, s, complement=False)
+    value = np.where(t <= 0, _half_gauss(t) * (left - right), sp.special.ndtr(t) - beyond)
+    return _with_points(value, a, s, complement=False)
 
 
 def unpruned(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
@@ -76,10 +74,8 @@ def unpruned(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
     >>> float(unpruned(1e20, 0.0, 1.0)) > 0
     True
     """
-    a, t, s = _reduced(alpha, mu, sigma)
-    inner = _half_gauss(t) * sp.special.erfcx(np.maximum(s - t, 0.0) / _ROOT_2)
-    outer = np.exp(np.where(t > s, 0.5 * s * s - a, 0.0)) * sp.special.ndtr(t - s)
-    return _with_points(sp.special.ndtr(-t) + np.where(t > s, outer, inner), a, s, complement=True)
+    a, t, s, beyond = _reduced(alpha, mu, sigma)
+    return _with_points(sp.special.ndtr(-t) + beyond, a, s, complement=True)
 
 
 def pruning_threshold(s: float, mu: float, sigma: float) -> float:
@@ -226,14 +222,21 @@ def lowest(f: Callable[[float], float], low: float, high: float, close: float) -
     return float(found.x), float(found.fun)
 
 
-def _reduced(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> tuple[Floats, Floats, Floats]:
-    """a = ln alpha - mu, t = a / sigma and sigma, broadcast; a point mass has sigma 1 here and is set afterwards."""
+def _reduced(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> tuple[Floats, Floats, Floats, Floats]:
+    """a = ln alpha - mu, t = a / sigma, sigma, broadcast, and exp(sigma^2 / 2 - a) Phi(t - sigma).
+
+    A point mass has sigma 1 here and is set afterwards.
+    """
     x, m, s = np.broadcast_arrays(*(np.asarray(v, dtype=np.float64) for v in (alpha, mu, sigma)))
     if (x < 0).any() or (s < 0).any():
         raise UsageError("sparsity: alpha and sigma must not be negative")
     with np.errstate(divide="ignore"):
         a = np.log(x) - m
-    return a, a / np.where(s > 0, s, 1.0), s
+    t = a / np.where(s > 0, s, 1.0)
+    inner = _half_gauss(t) * sp.special.erfcx(np.maximum(s - t, 0.0) / _ROOT_2)
+    with np.errstate(over="ignore"):
+        outer = np.exp(np.where(t > s, 0.5 * s * s - a, 0.0)) * sp.special.ndtr(t - s)
+    return a, t, s, np.where(t > s, outer, inner)
 
 
 def _half_gauss(t: Floats) -> Floats:
@@ -258,9 +261,6 @@ def _exp(a: float) -> float:
     return float(np.exp(np.minimum(a, 709.0)))
 
 
-_NEWTON_STEPS = 40
-
-
 class EmpiricalMagnitudes:
     """Ascending magnitudes with their counts, and running sums of |x| and x^2.
 
@@ -275,8 +275,6 @@ class EmpiricalMagnitudes:
         zeros: number of values that are exactly zero.
         size: number of values, zeros included.
     """
-
-    __slots__ = ("_slopes", "first", "mass", "points", "second", "size", "zeros")
 
     def __init__(self, data: MomentSketch | ArrayLike) -> None:
         """Take the magnitudes of a sketch (norm "none") or an array; non-finite values count as absent.
@@ -302,7 +300,6 @@ class EmpiricalMagnitudes:
             self.points = x[self.zeros :]
             self.mass = np.arange(self.points.size + 1, dtype=np.float64)
             self.first, self.second = _running(self.points), _running(self.points**2)
-        self._slopes: Floats | None = None
 
     @property
     def zero_share(self) -> float:
@@ -370,9 +367,6 @@ class EmpiricalMagnitudes:
 
     def at_slope(self, value: float) -> float:
         """The alpha whose :meth:`log_slope` is ``value``."""
-        if self._slopes is None:
-            pruned = self.second[-1] - self.second[1:] + self.points * self.first[1:]
-            self._slopes = self._scale() + 2.0 * np.log(self.points) - 1.5 * np.log(pruned)
         k = int(np.searchsorted(self._slopes, value, side="right"))
         wanted = value - self._scale()
         rest, below = float(self.second[-1] - self.second[k]), float(self.first[k])
@@ -380,13 +374,19 @@ class EmpiricalMagnitudes:
             return math.exp(0.5 * wanted + 0.75 * math.log(self.energy))
         # ln(alpha) -> the slope is concave and rises by 1/2 to 2: Newton's method from the left cannot overshoot.
         y = math.log(self.points[k - 1])
-        for _ in range(_NEWTON_STEPS):
+        for _ in range(40):
             inner = rest + below * math.exp(y)
             step = (wanted - 2.0 * y + 1.5 * math.log(inner)) / (2.0 - 1.5 * below * math.exp(y) / inner)
             y += step
             if abs(step) < 1e-13 * max(1.0, abs(y)):
                 break
         return math.exp(y)
+
+    @cached_property
+    def _slopes(self) -> Floats:
+        """:meth:`log_slope` at each point."""
+        pruned = self.second[-1] - self.second[1:] + self.points * self.first[1:]
+        return self._scale() + 2.0 * np.log(self.points) - 1.5 * np.log(pruned)
 
     def _scale(self) -> float:
         return math.log(self.size) + 0.5 * math.log(self.energy)

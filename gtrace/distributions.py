@@ -46,11 +46,7 @@ class TruncatedNormalMixture:
     __slots__ = ("_totals", "anchors", "heights", "means", "offsets", "sigmas", "support", "weights")
 
     def __init__(
-        self,
-        means: ArrayLike,
-        sigmas: ArrayLike,
-        weights: ArrayLike,
-        support: tuple[float, float] = (-1.0, 1.0),
+        self, means: ArrayLike, sigmas: ArrayLike, weights: ArrayLike, support: tuple[float, float] = (-1.0, 1.0)
     ) -> None:
         """Check and normalize.
 
@@ -58,9 +54,8 @@ class TruncatedNormalMixture:
             UsageError: lengths that differ, values that are not finite, a negative sigma or weight, no weight at
                 all, or a support that is not an interval within [-1, 1].
         """
-        self.means = np.atleast_1d(np.asarray(means, dtype=np.float64)).reshape(-1)
-        self.sigmas = np.atleast_1d(np.asarray(sigmas, dtype=np.float64)).reshape(-1)
-        self.weights = np.atleast_1d(np.asarray(weights, dtype=np.float64)).reshape(-1)
+        given = (np.asarray(one, dtype=np.float64).reshape(-1) for one in (means, sigmas, weights))
+        self.means, self.sigmas, self.weights = given
         low, high = float(support[0]), float(support[1])
         self.support = (low, high)
         if not self.means.size == self.sigmas.size == self.weights.size > 0:

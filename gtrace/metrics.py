@@ -174,19 +174,13 @@ class Histogram:
 
     def bins(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Non-empty bins from the most negative one up: lower and upper edges, counts, sums of upper edge - x."""
-        edges, parts = _compare.edges(), []
-        for sign in (1, 0):
-            count, above = self._table[sign].T
-            used = np.flatnonzero(count)
-            low, high = edges[used], edges[used + 1]
-            if sign:
-                used = used[::-1]
-                low, high = -edges[used + 1], -edges[used]
-                parts.append((low, high, count[used], above[used]))
-            else:
-                parts.append((low, high, count[used], count[used] * (high - low) - above[used]))
-        low, high, count, below = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return low, high, count, below
+        edges, ((count, above), (count_left, above_left)) = _compare.edges(), self._table.swapaxes(1, 2)
+        right, left = np.flatnonzero(count), np.flatnonzero(count_left)[::-1]
+        low = np.concatenate([-edges[left + 1], edges[right]])
+        high = np.concatenate([-edges[left], edges[right + 1]])
+        below = count[right] * (edges[right + 1] - edges[right]) - above[right]
+        counts = np.concatenate([count_left[left], count[right]])
+        return low, high, counts, np.concatenate([above_left[left], below])
 
 
 def histogram_distance(a: Histogram, b: Histogram) -> tuple[float, float]:

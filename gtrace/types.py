@@ -47,16 +47,7 @@ class Key(NamedTuple):
     low: int
 
     @classmethod
-    def derive(
-        cls,
-        seed: int,
-        *,
-        tensor: str,
-        step: int = 0,
-        draw: int = 0,
-        worker: int = 0,
-        role: Role = "up",
-    ) -> Key:
+    def derive(cls, seed: int, *, tensor: str, step: int = 0, draw: int = 0, worker: int = 0, role: Role = "up") -> Key:
         """The key of one encoding: a 128-bit BLAKE2b digest of everything that distinguishes it from others.
 
         >>> Key.derive(0, tensor="fc.weight", worker=0) == Key.derive(0, tensor="fc.weight", worker=1)

@@ -28,28 +28,7 @@ from gtrace.noise.prediction import (
     shorter_steps,
 )
 
-__all__ = [
-    "ADAM",
-    "Dynamics",
-    "FilteredRatio",
-    "Moments",
-    "Noise",
-    "NoiseCosts",
-    "NoisePrediction",
-    "added",
-    "averaged",
-    "bounded_ratio",
-    "cost",
-    "equivalent_batch",
-    "filtered_ratio",
-    "impulse_weight",
-    "moments",
-    "noise_between",
-    "noise_of_steps",
-    "noise_of_sum",
-    "noise_of_sums",
-    "noise_ratio",
-    "pooled",
-    "predict",
-    "shorter_steps",
-]
+__all__ = ["ADAM", "Dynamics", "FilteredRatio", "Moments", "Noise", "NoiseCosts", "NoisePrediction", "added"]
+__all__ += ["averaged", "bounded_ratio", "cost", "equivalent_batch", "filtered_ratio", "impulse_weight", "moments"]
+__all__ += ["noise_between", "noise_of_steps", "noise_of_sum", "noise_of_sums", "noise_ratio", "pooled", "predict"]
+__all__ += ["shorter_steps"]

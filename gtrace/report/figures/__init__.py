@@ -30,10 +30,8 @@ FIGURES = (
     *("plan-frontier", "plan-bits", "plan-budgets"),
 )
 
-_MODULES = ("charts", "laws", "style", "sweep")
-
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
+    if name in ("charts", "laws", "style", "sweep"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

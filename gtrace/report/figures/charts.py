@@ -6,7 +6,7 @@ A name covers neither another one nor the data.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
@@ -127,21 +127,17 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
         taken.append(box)
         dx, dy, side = _PLACES[rank]
         at = len(label.x) - 1 - back
-        text = axes.annotate(
-            label.text,
-            (label.x[at], label.y[at]),
-            xytext=(dx * _GAP, dy * _GAP),
-            textcoords="offset points",
-            ha=side,
-            va={0: "center", 1: "bottom", -1: "top"}[dy],
-            fontsize=_FONT,
-            fontweight="bold",
-            color=label.colour,
-            annotation_clip=False,
-            bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.6},
-            zorder=6,
-        )
-        text.set_in_layout(False)
+        how = {"ha": side, "va": {0: "center", 1: "bottom", -1: "top"}[dy], "annotation_clip": False}
+        write_name(axes, label.text, label.colour, (label.x[at], label.y[at]), (dx * _GAP, dy * _GAP), **how)
+
+
+def write_name(
+    axes: Axes, name: str, colour: str, at: tuple[float, float], away: tuple[float, float], pad: float = 0.6, **how: Any
+) -> None:
+    """A name ``away`` from a point, in typographic points, that takes no room from the axes."""
+    box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": pad}
+    look = {"fontsize": _FONT, "fontweight": "bold", "color": colour, "bbox": box, "zorder": 6}
+    axes.annotate(name, at, xytext=away, textcoords="offset points", **look, **how).set_in_layout(False)
 
 
 def _dense(curve: Floats, every: float) -> Floats:

@@ -12,8 +12,8 @@ from gtrace.fitting.floats import candidates, placed_error
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report.analysis.traces import SCALE, LawSection, Picture, mean_over_layers
-from gtrace.report.figures.charts import Label, label_curves, make_room
-from gtrace.report.figures.style import FRONT, INK, MUTED, PAPER, Look, hue, log_ticks, new_figure, note, styled
+from gtrace.report.figures.charts import Label, label_curves, make_room, write_name
+from gtrace.report.figures.style import FRONT, INK, MUTED, Look, hue, log_ticks, new_figure, note, styled
 from gtrace.report.figures.sweep import step_axis
 from gtrace.report.names import literal, shorten_all
 from gtrace.sweep.laws import ASKED
@@ -192,20 +192,10 @@ def format_errors(section: LawSection) -> Figure:
                 continue
             axes.plot(sigmas[where], curves[place, where], color=look.line, linewidth=3.2)
             at = int(where[where.size // 2])
-            axes.annotate(
-                str(form),
-                (sigmas[at], curves[place, at]),
-                xytext=(2, -4),
-                textcoords="offset points",
-                # To the side on which there is room.
-                ha="right" if sigmas[at] > 0.8 * axes.get_xlim()[1] else "left",
-                va="top",
-                fontsize=8,
-                fontweight="bold",
-                color=look.text,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.4},
-                zorder=6,
-            ).set_in_layout(False)
+            # To the side on which there is room.
+            side = "right" if sigmas[at] > 0.8 * axes.get_xlim()[1] else "left"
+            end = (sigmas[at], curves[place, at])
+            write_name(axes, str(form), look.text, end, (2, -4), pad=0.4, ha=side, va="top")
         inside = own[own <= sigmas[-1]]
         tick = {"color": INK, "alpha": 0.45, "markersize": 9, "markeredgewidth": 0.8, "clip_on": False}
         axes.plot(inside, np.zeros(inside.size), "|", transform=axes.get_xaxis_transform(), **tick)

@@ -43,17 +43,8 @@ _LIST_WIDTH = 2.4
 #: Distance of a label from its point, in points.
 _GAP = 7.0
 
-#: Places around a point, best first: (horizontal, vertical) in label sizes from the point, and alignment.
-_PLACES = (
-    (1, 0, "left"),
-    (1, 1, "left"),
-    (1, -1, "left"),
-    (0, 1, "center"),
-    (0, -1, "center"),
-    (-1, 1, "right"),
-    (-1, -1, "right"),
-    (-1, 0, "right"),
-)
+#: Places around a point, best first: horizontal and vertical, in label sizes from the point.
+_PLACES = np.array([(1, 0), (1, 1), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, -1), (-1, 0)])
 
 
 def _figure_of(axes: Axes) -> Figure:
@@ -103,31 +94,30 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
     figure = _figure_of(axes)
     figure.draw_without_rendering()
     pixel = figure.dpi / 72
-    bounds = axes.get_window_extent()
-    frame = (bounds.x0, bounds.y0, bounds.x1, bounds.y1)
+    frame = axes.get_window_extent()
     curves = [np.asarray(axes.transData.transform(np.column_stack([label.x, label.y]))) for label in labels]
     crowd = np.concatenate([np.empty((0, 2)), *(_dense(curve, 4 * pixel) for curve in curves)])
-    taken: list[tuple[float, float, float, float]] = []
+    taken: list[tuple[Floats, Floats]] = []
     for label, curve in zip(labels, curves, strict=True):
         if not len(curve):
             continue
-        width, height = len(label.text) * _CHARACTER * _FONT * pixel, _LINE * _FONT * pixel
-        tried = []
-        for back, point in enumerate(curve[::-1][:12]):
-            for rank, (dx, dy, _) in enumerate(_PLACES):
-                x = float(point[0]) + dx * _GAP * pixel + (dx - 1) * width / 2
-                y = float(point[1]) + dy * _GAP * pixel + (dy - 1) * height / 2
-                box = (x, y, x + width, y + height)
-                over = (frame[0] - box[0], frame[1] - box[1], box[2] - frame[2], box[3] - frame[3])
-                cost = 200 * sum(max(value, 0.0) for value in over) / height
-                cost += sum(60 * _overlap(box, other) / (width * height) for other in taken)
-                cost += 3 * int(((crowd > box[:2]) & (crowd < box[2:])).all(axis=1).sum()) + 0.4 * rank + 1.5 * back
-                tried.append((cost, back, rank, box))
-        _, back, rank, box = min(tried, key=lambda one: one[0])
-        taken.append(box)
-        dx, dy, side = _PLACES[rank]
+        size = np.array([len(label.text) * _CHARACTER, _LINE]) * _FONT * pixel
+        # (points back from the end, places, 2)
+        low = curve[::-1][:12, None] + _PLACES * _GAP * pixel + (_PLACES - 1) * size / 2
+        high = low + size
+        over = np.maximum(frame.min - low, 0) + np.maximum(high - frame.max, 0)
+        cost = 200 * over.sum(axis=-1) / size[1]
+        for left, right in taken:
+            shared = np.maximum(np.minimum(high, right) - np.maximum(low, left), 0)
+            cost += 60 * shared.prod(axis=-1) / size.prod()
+        cost += 3 * ((crowd > low[:, :, None]) & (crowd < high[:, :, None])).all(axis=-1).sum(axis=-1)
+        cost += 0.4 * np.arange(len(_PLACES)) + 1.5 * np.arange(len(cost))[:, None]
+        back, rank = np.unravel_index(cost.argmin(), cost.shape)
+        taken.append((low[back, rank], high[back, rank]))
+        dx, dy = _PLACES[rank].tolist()
         at = len(label.x) - 1 - back
-        how = {"ha": side, "va": {0: "center", 1: "bottom", -1: "top"}[dy], "annotation_clip": False}
+        sides = ({1: "left", 0: "center", -1: "right"}[dx], {0: "center", 1: "bottom", -1: "top"}[dy])
+        how = {"ha": sides[0], "va": sides[1], "annotation_clip": False}
         write_name(axes, label.text, label.colour, (label.x[at], label.y[at]), (dx * _GAP, dy * _GAP), **how)
 
 
@@ -147,12 +137,6 @@ def _dense(curve: Floats, every: float) -> Floats:
         number = int(min(max(np.hypot(*(end - start)) / every, 1), 400))
         pieces.append(start + (end - start) * np.linspace(0, 1, number + 1)[1:, None])
     return np.concatenate(pieces)
-
-
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    return width * height if width > 0 and height > 0 else 0.0
 
 
 #: Inches of a panel beside others, of one alone, and of each.

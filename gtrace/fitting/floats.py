@@ -210,8 +210,7 @@ class FloatFormat:
         >>> [float(v) for v in FloatFormat(3, 0).round([1.5, 3.0, 1000.0, -0.0])]
         [2.0, 2.0, 16.0, -0.0]
         """
-        codes = self.encode(x, key)
-        return self.decode_blocks(codes, max(1, codes.size), _ONE[: codes.size])
+        return self.decode(self.encode(x, key))
 
     def expected_relative_error(
         self, mu: float, sigma: float, *, stochastic: bool = False, law: LawName = "lognormal"
@@ -480,15 +479,10 @@ def candidates(bits: int) -> tuple[FloatFormat, ...]:
     Raises:
         UsageError: there are no such formats.
     """
-    widths = range(min(LEAST_EXPONENT, bits - 1), min(LARGEST_EXPONENT, bits - 1) + 1)
-    found = tuple(
-        FloatFormat(e, bits - 1 - e)
-        for e in widths
-        if e > 0 and bits <= LARGEST_BITS and bits - 1 - e <= LARGEST_MANTISSA
-    )
-    if not found:
+    if not 2 <= bits <= LARGEST_BITS:
         raise UsageError(f"float formats: there is none of {bits} bits; give 2 to {LARGEST_BITS}")
-    return found
+    widths = range(min(LEAST_EXPONENT, bits - 1), min(LARGEST_EXPONENT, bits - 1) + 1)
+    return tuple(FloatFormat(e, bits - 1 - e) for e in widths if bits - 1 - e <= LARGEST_MANTISSA)
 
 
 def placed_error(

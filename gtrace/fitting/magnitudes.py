@@ -235,11 +235,7 @@ def fit_magnitudes(values: ArrayLike | Magnitudes) -> Fit:
     """
     magnitudes = values if isinstance(values, Magnitudes) else Magnitudes.of(values)
     x = magnitudes.sorted
-    if not x.size:
-        nothing = dict.fromkeys(LAWS, math.nan)
-        laws = {name: FittedLaw(name, math.nan, math.nan) for name in LAWS}
-        return Fit(0, magnitudes.zeros, magnitudes.nonfinite, math.nan, math.nan, laws, nothing)
-    laws = _fitted(magnitudes)
+    laws = _fitted(magnitudes) if x.size else {name: FittedLaw(name, math.nan, math.nan) for name in LAWS}
     ks = {name: ks_distance(x, law) for name, law in laws.items()}
     lognormal = laws["lognormal"]
     return Fit(x.size, magnitudes.zeros, magnitudes.nonfinite, lognormal.location, lognormal.scale, laws, ks)

@@ -87,7 +87,7 @@ def optimal_levels(
         points = _binned(points) if method == "sketch" else points.ordered()
     if grid is not None:
         points = _on_grid(points, grid)
-    return solve(points, s).levels
+    return solve(points, s)[0]
 
 
 def optimal_level_sets(sketches: SketchSet, counts: Iterable[int]) -> list[tuple[Floats, Ints]]:
@@ -142,9 +142,9 @@ def certified_levels(
     """
     s = check_count("s", s, 2)
     points = check_values(values, weights, lo, hi).ordered()
-    solution = solve(points, s)
-    value = float(_spans.total_cost(points.x, points.w, solution.levels))
-    return solution.levels, value, min(solution.bound, value)
+    levels, bound = solve(points, s)
+    value = float(_spans.total_cost(points.x, points.w, levels))
+    return levels, value, min(bound, value)
 
 
 def objective(values: ArrayLike, levels: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -398,22 +398,15 @@ class Points(NamedTuple):
         return self._replace(x=self.x[order], w=self.w[order], ascending=True)
 
 
-class Solution(NamedTuple):
-    """Levels (float64, ascending) and a lower bound on the objective of any other levels of the same number."""
-
-    levels: Floats
-    bound: float
-
-
-def solve(points: Points, s: int) -> Solution:
-    """The certified search: s optimal levels, and a lower bound on the objective of any others."""
+def solve(points: Points, s: int) -> tuple[Floats, float]:
+    """The certified search: s optimal levels, ascending, and a lower bound on the objective of any others."""
     held = _distinct(points, s)
     if held.size > s and points.w.size and not points.w.all():
         heavy = points.w > 0
         points = points._replace(x=points.x[heavy], w=points.w[heavy])
         held = _distinct(points, s)
     if held.size <= s:
-        return Solution(held, 0.0)
+        return held, 0.0
     x, low, high, exponent = _scaled(points.x, points.low, points.high)
     w, weight_exponent = points.w, 0
     if w.size and not _kernels.SMALL < w.max() < _kernels.LARGE:
@@ -428,7 +421,7 @@ def solve(points: Points, s: int) -> Solution:
             bound = np.ldexp(bound, 2 * exponent + weight_exponent)
     levels = points.x[places[: size[0]]].astype(np.float64)
     levels[0], levels[-1] = points.low, points.high
-    return Solution(levels, max(0.0, float(bound)))
+    return levels, max(0.0, float(bound))
 
 
 def _distinct(points: Points, most: int) -> Floats:

@@ -227,8 +227,7 @@ def note(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
 
 def say_empty(axes: Axes) -> None:
     """Axes without data say so, instead of standing there with ticks from 0 to 1."""
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     note(axes, 0.5, 0.5, "nothing to draw", ha="center", va="center", fontsize=None)
 
 
@@ -336,9 +335,8 @@ def inline_svg(figure: Figure, prefix: str, label: str) -> str:
     width = float(root.attrib.pop("width").removesuffix("pt"))
     root.attrib.pop("height")
     root.attrib.pop("version", None)
-    root.set("style", f"width:{width * 4 / 3:.0f}px;stroke-linejoin:round;stroke-linecap:butt")
-    root.set("role", "img")
-    root.set("aria-label", label)
+    style = f"width:{width * 4 / 3:.0f}px;stroke-linejoin:round;stroke-linecap:butt"
+    root.attrib |= {"style": style, "role": "img", "aria-label": label}
     return ET.tostring(root, encoding="unicode")
 
 

@@ -184,8 +184,7 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
     axes.tick_params(length=0, labeltop=tall)
     if len(rows) < layers:
         axes.tick_params(axis="y", length=3)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     for k in range(1, len(families)):
         if families[k] != families[k - 1]:
             axes.axvline(k - 0.5, color=style.PAPER, linewidth=2)

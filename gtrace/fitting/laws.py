@@ -159,7 +159,12 @@ class MixtureLaw:
         density = np.empty(points.size)
         _mixture.density(self._table, points, density)
         heights = np.cbrt(density)
-        return _divide(points, 0.5 * (heights[1:] + heights[:-1]) * np.diff(points), shares)
+        total = np.concatenate(([0.0], np.cumsum(0.5 * (heights[1:] + heights[:-1]) * np.diff(points))))
+        if not total[-1] > 0:
+            return low + (high - low) * shares
+        # A small slope makes every share have one point, even without mass.
+        total = total / total[-1] + _descent.SLOPE * np.arange(total.size) / (total.size - 1.0)
+        return np.interp(shares * (1.0 + _descent.SLOPE), total, points)
 
     def candidates(self, count: int) -> Floats:
         """Ascending points, both ends of the support among them, that hold a good grid of ``count`` levels."""
@@ -270,16 +275,6 @@ def _edges(levels: Floats, mirrored: bool) -> Floats:
 def sketch_points(count: int) -> int:
     """How many points of a sketch a start of ``count`` levels is chosen from: it must be fitted in milliseconds."""
     return max(512, min(8 * count, 4096))
-
-
-def _divide(points: Floats, steps: Floats, shares: Floats) -> Floats:
-    """The points where the cumulative ``steps`` between ascending points reach these shares of their sum."""
-    total = np.concatenate(([0.0], np.cumsum(steps)))
-    if not total[-1] > 0:
-        return points[0] + (points[-1] - points[0]) * shares
-    # A small slope makes every share have one point, even without mass.
-    total = total / total[-1] + _descent.SLOPE * np.arange(total.size) / (total.size - 1.0)
-    return np.interp(shares * (1.0 + _descent.SLOPE), total, points)
 
 
 def _component_table(mixture: TruncatedNormalMixture, symmetric: bool) -> Floats:

@@ -464,8 +464,8 @@ def cost(costs: NoiseCosts, dynamics: Dynamics, steps: int, batch: float) -> NDA
     batch = batch * costs.tokens
     curved = batch * np.trace(costs.gram, axis1=2, axis2=3) / len(costs.noise)
     own = np.stack([costs.variance, curved], axis=-1)
-    shares = shares_of(own, _nodes(costs, batch))
-    found = shares @ dynamics.weight(np.array(_nodes(costs, batch)) + dynamics.weight_decay, steps)
+    nodes = _nodes(costs, batch)
+    found = shares_of(own, nodes) @ dynamics.weight(np.array(nodes) + dynamics.weight_decay, steps)
     owed = 0.5 * dynamics.displacement**2 * (curved + dynamics.weight_decay * costs.variance)
     memory = np.isfinite(costs.growth)[:, None]
     # Never more than if what a memory owes were lost at each step.

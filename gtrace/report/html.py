@@ -195,7 +195,7 @@ def _of_sweep(
         yield "network", pieces.network(prefix, _json(model), said)
 
 
-def _block(block: Block, prefix: str) -> Markup:
+def _block(block: Block, prefix: str) -> Any:
     folded = isinstance(block, LayerTables) or block.folded or block.place in ("details", "network")
     if isinstance(block, FigureSpec):
         name = f"{prefix}-{block.name}"
@@ -203,22 +203,17 @@ def _block(block: Block, prefix: str) -> Markup:
     else:
         anchor = _anchor(prefix, block.title)
         shown = pieces.layers(block) if isinstance(block, LayerTables) else pieces.table(block)
-    html: Markup = pieces.item(block.title, anchor, shown, folded)
-    return html
+    return pieces.item(block.title, anchor, shown, folded)
 
 
-def figure(spec: FigureSpec, identifier: str) -> Markup:
-    """A figure that the page draws; what it cannot draw is a drawing by matplotlib."""
-    html: Markup
-    chart = spec.chart
-    if chart is None:
+def figure(spec: FigureSpec, identifier: str) -> Any:
+    """Markup of a figure that the page draws; what it cannot draw is a drawing by matplotlib."""
+    if spec.chart is None:
         drawing = figures.style.inline_svg(spec.draw(), identifier, f"{spec.title}. {spec.caption}")
         # The drawing is an element of its own, made of escaped text.
-        html = pieces.figure(spec.title, spec.caption, Markup(drawing))  # noqa: S704
-    else:
-        kind, caption = ("heat", "") if isinstance(chart, HeatMap) else ("chart", chart.caption)
-        html = pieces.drawn(spec.title, caption or spec.caption, kind, _json(asdict(chart)))
-    return html
+        return pieces.figure(spec.title, spec.caption, Markup(drawing))  # noqa: S704
+    kind, caption = ("heat", "") if isinstance(spec.chart, HeatMap) else ("chart", spec.chart.caption)
+    return pieces.drawn(spec.title, caption or spec.caption, kind, _json(asdict(spec.chart)))
 
 
 def _json(data: Any) -> Markup:

@@ -116,9 +116,9 @@ def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> 
         taken.append((low[back, rank], high[back, rank]))
         dx, dy = _PLACES[rank].tolist()
         at = len(label.x) - 1 - back
-        sides = ({1: "left", 0: "center", -1: "right"}[dx], {0: "center", 1: "bottom", -1: "top"}[dy])
-        how = {"ha": sides[0], "va": sides[1], "annotation_clip": False}
-        write_name(axes, label.text, label.colour, (label.x[at], label.y[at]), (dx * _GAP, dy * _GAP), **how)
+        ha, va = {1: "left", 0: "center", -1: "right"}[dx], {0: "center", 1: "bottom", -1: "top"}[dy]
+        point, away = (label.x[at], label.y[at]), (dx * _GAP, dy * _GAP)
+        write_name(axes, label.text, label.colour, point, away, ha=ha, va=va, annotation_clip=False)
 
 
 def write_name(
@@ -126,8 +126,8 @@ def write_name(
 ) -> None:
     """A name ``away`` from a point, in typographic points, that takes no room from the axes."""
     box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": pad}
-    look = {"fontsize": _FONT, "fontweight": "bold", "color": colour, "bbox": box, "zorder": 6}
-    axes.annotate(name, at, xytext=away, textcoords="offset points", **look, **how).set_in_layout(False)
+    how |= {"fontsize": _FONT, "fontweight": "bold", "color": colour, "bbox": box, "zorder": 6}
+    axes.annotate(name, at, xytext=away, textcoords="offset points", **how).set_in_layout(False)
 
 
 def _dense(curve: Floats, every: float) -> Floats:

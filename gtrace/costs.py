@@ -398,12 +398,14 @@ def time_step(
     """
     plan = _Schedule.of(sizes, bits, cluster, exchange, work)
     network = cluster.network
+    if codec_seconds is None:
+        codec_seconds = cluster.codec_seconds(exchange, float(np.sum(sizes)))
     return StepTime(
         computing=cluster.computing,
         backward=cluster.backward,
         communication=float(plan.seconds(network.latency, network.bandwidth).sum()),
         exposed=float(plan.exposed(network.latency, network.bandwidth)),
-        codec=_coding(sizes, cluster, exchange, codec_seconds),
+        codec=codec_seconds,
     )
 
 
@@ -455,7 +457,9 @@ def break_even_bandwidth(
         0 if it is not shorter on any network from 1 Mbit/s up.
     """
     latency = cluster.network.latency
-    computing = cluster.computing + _coding(sizes, cluster, exchange, codec_seconds)
+    if codec_seconds is None:
+        codec_seconds = cluster.codec_seconds(exchange, float(np.sum(sizes)))
+    computing = cluster.computing + codec_seconds
     ours = _Schedule.of(sizes, bits, cluster, exchange, None)
     theirs = _Schedule.of(sizes, reference_bits, cluster, "allreduce", None)
 
@@ -517,10 +521,6 @@ class _Schedule:
         remaining = np.cumsum(self.seconds(latency, bandwidth)[..., ::-1], axis=-1)[..., ::-1]
         arrival: NDArray[np.float64] = (self.ready + remaining).max(axis=-1, initial=self.backward)
         return arrival - self.backward
-
-
-def _coding(sizes: ArrayLike, cluster: Cluster, exchange: Exchange, given: float | None) -> float:
-    return cluster.codec_seconds(exchange, float(np.sum(sizes))) if given is None else given
 
 
 def _known(exchange: str) -> None:

@@ -433,6 +433,8 @@ class _Child:
         summary = self.session.finish("interrupted" if self._failed else "complete")
         if self.session in _active:
             _active.remove(self.session)
+        if self.session.replaced and summary.rows:
+            self.session.settle("interrupted")
         if summary.complaints and summary.rows:
             print_line(f"gtrace: warning: {'; '.join(summary.complaints)}")
         multiprocessing = sys.modules.get("multiprocessing.util")

@@ -488,9 +488,12 @@ def test_steps_before_another_program_takes_the_process(tmp_path):
         assert trace.status == "complete"
 
 
-def test_a_program_that_cannot_take_the_process_leaves_an_interrupted_trace(tmp_path):
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_program_that_cannot_take_the_process_leaves_an_interrupted_trace(tmp_path, launched):
     write_script(tmp_path / "train.py", REPLACED)
-    result = run_gtrace("capture", "-o", "run.zarr", "train.py", "fails", cwd=tmp_path)
+    write_script(tmp_path / "launch.py", "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])")
+    launch = ["launch.py"] * launched
+    result = run_gtrace("capture", "-o", "run.zarr", *launch, "train.py", "fails", cwd=tmp_path)
     assert result.returncode == 0
     assert "warning: capture ended before os.exec, which failed; later steps are not recorded\n" in result.stderr
     with open_trace(tmp_path / "run.zarr") as trace:

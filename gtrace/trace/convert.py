@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, keep_inputs
 from gtrace.trace.choose import choose_infos
-from gtrace.trace.files import check_place, clear_leftovers, disk_bytes, move_in, new_beside, place_for
+from gtrace.trace.files import check_place, disk_bytes, move_in, new_beside, place_for
 from gtrace.trace.format import EXTRAS, SKETCH, StreamKey
 from gtrace.trace.journal import refuse_living
 from gtrace.trace.reader import TensorInfo, Trace, open_source, open_trace
@@ -139,7 +139,6 @@ def sketch_trace(
     if force:
         refuse_living(target)
     check_place(target, force=force)
-    clear_leftovers(target)
     with open_trace(trace) as source, new_beside(target, "sketch", f"{output}:") as folder:
         folder.mkdir()
         new = folder / target.name

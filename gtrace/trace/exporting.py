@@ -18,7 +18,7 @@ from gtrace import __version__
 from gtrace.errors import OutputExistsError, UsageError, keep_inputs, printable
 from gtrace.settings import KINDS
 from gtrace.trace.choose import choose_infos, choose_steps
-from gtrace.trace.files import check_place, clear_leftovers, move_in, new_beside
+from gtrace.trace.files import check_place, move_in, new_beside
 from gtrace.trace.foreign import write_safetensors_header
 
 if TYPE_CHECKING:
@@ -121,7 +121,6 @@ def export_trace(
     check_place(place, force=force, is_trace=_is_export, what="an export of gtrace")
     if place.is_dir() and to == "parquet":
         raise OutputExistsError(f"{output}: is a folder, but a table is one file; choose another -o")
-    clear_leftovers(place)
     with new_beside(place, "export", f"{output}:") as new:
         if to == "parquet":
             _write_parquet(new, rows, progress)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 #: the format's name in the attributes of a trace
 FORMAT = "gtrace"
@@ -222,6 +222,66 @@ def is_gtrace_zarr(path: Path) -> bool:
     return (attributes_of(path) or {}).get("format") == FORMAT
 
 
+def write_json(folder: str, document: Mapping[str, Any]) -> None:
+    """Write a zarr.json into a folder; on a full disk in the room of the old one, so that a trace can say how it ended.
+
+    OSError if it cannot be written; the old one is kept.
+    """
+    path, data = os.path.join(folder, "zarr.json"), json.dumps(document, allow_nan=False).encode()
+    try:
+        write_beside(path, data)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not os.path.exists(path):
+            raise
+        write_over(path, data)
+
+
+def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str, Any] | None = None) -> None:
+    """Store the attributes of the trace, and the metadata of everything in it unless they are too long.
+
+    zarr-python and xarray look for the metadata of all arrays there. They are read if they are not ``gathered``.
+    """
+    if gathered is None:
+        gathered = _read_below(folder)
+    root = group_document(attributes)
+    whole = root | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
+    write_json(folder, whole if len(json.dumps(whole)) < MAX_METADATA_BYTES else root)
+
+
+def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata document of a group."""
+    return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
+
+
+def _read_below(root: str) -> dict[str, Any]:
+    """The metadata of every group and array below the root, by path."""
+    found: dict[str, Any] = {}
+    pending = LOCAL.folders(root)
+    while pending:
+        entry = pending.pop(0)
+        document = read_node(LOCAL.read, os.path.join(root, entry))
+        if document is not None:
+            found[entry] = document
+            if document.get("node_type") == "group":
+                pending += [f"{entry}/{name}" for name in LOCAL.folders(os.path.join(root, entry))]
+    return found
+
+
+def write_group(folder: str, attributes: Mapping[str, Any]) -> None:
+    """Write the metadata of a group."""
+    write_json(folder, group_document(attributes))
+
+
+def make_group(folder: str, attributes: Mapping[str, Any]) -> None:
+    """Make a folder with a group's metadata, or none, so that the same can be tried again."""
+    os.mkdir(folder)
+    try:
+        write_group(folder, attributes)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
     """A failure to write as a TraceError with the system's words."""
     if isinstance(error, FileNotFoundError):
@@ -301,10 +361,14 @@ def beside(path: Path, purpose: str) -> Path:
 def new_beside(path: Path, purpose: str, what: str = "") -> Iterator[Path]:
     """A name from :func:`beside` for a new file or folder, which is deleted after the block if it is still there.
 
+    What killed writers of the same trace left is deleted before; living ones touch theirs often enough to be kept.
     If ``what`` says what cannot be written, the system's errors become a TraceError.
     """
     new = beside(path, purpose)
     try:
+        for leftover in _leftovers(path):
+            if time.time() - leftover.stat(follow_symlinks=False).st_mtime > _LEFTOVER_SECONDS:
+                remove(leftover)
         remove(new)
         yield new
     except OSError as error:
@@ -313,13 +377,6 @@ def new_beside(path: Path, purpose: str, what: str = "") -> Iterator[Path]:
         raise TraceError(f"{what} cannot be written ({error.strerror or error})") from error
     finally:
         remove(new)
-
-
-def clear_leftovers(path: Path) -> None:
-    """Delete what killed writers of the same trace left beside it; living ones touch theirs often enough to be kept."""
-    for leftover in _leftovers(path):
-        if time.time() - leftover.stat(follow_symlinks=False).st_mtime > _LEFTOVER_SECONDS:
-            remove(leftover)
 
 
 def dead_leftovers(path: Path) -> list[Path]:
@@ -394,3 +451,11 @@ def _exchange(one: Path, other: Path) -> bool:
     here = -100  # AT_FDCWD
     swap = 2  # RENAME_EXCHANGE
     return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
+
+
+def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
+    """Put an empty trace in its place at once; errors as in ``check_place`` and ``move_in``."""
+    check_place(path, force=force)
+    with new_beside(path, "partial") as started:
+        make_group(str(started), attrs)
+        move_in(started, path, force=force)

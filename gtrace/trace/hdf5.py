@@ -18,12 +18,20 @@ import numpy as np
 
 from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.files import MAX_METADATA_BYTES, check_room, move_in, new_beside, parse_json, words_of, write_error
+from gtrace.trace.files import (
+    MAX_METADATA_BYTES,
+    check_room,
+    move_in,
+    new_beside,
+    parse_json,
+    start_folder,
+    words_of,
+    write_error,
+)
 from gtrace.trace.format import DIMENSION_SUFFIX, StreamKey
 from gtrace.trace.journal import hold
-from gtrace.trace.sketches import stored_bytes
 from gtrace.trace.source import Stream, TraceSource, WholeArray, arrays_of, check_root, refuse, tensor_spec, tolerated
-from gtrace.trace.zarr import ZarrSink, open_zarr, start_folder
+from gtrace.trace.zarr import ZarrSink, open_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -144,10 +152,9 @@ class _Hdf5Stream(Stream):
         super().__init__(key, where, tolerate)
         self._file_bytes = file_bytes
         self._group = group
-        self._tensors: dict[int, _Dataset] = {}
         self._names = _children(group, where)
         if "step" in self._names:
-            steps = self._dataset("step", 1, layout.STEP)
+            steps = self._table("step", 1, layout.STEP)
             self.steps = self._committed(steps.where, steps.read(slice(0, steps.shape[0]), "steps"))
         self._accept(self._find())
         self._find_present()
@@ -160,55 +167,20 @@ class _Hdf5Stream(Stream):
                 if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
                     continue
                 attrs = _read_json(node, layout.METADATA, place)
-                dataset = self._dataset(entry, 2, layout.column_of(attrs), layout.MAX_CHUNK_BYTES)
+                dataset = self._table(entry, 2, layout.column_of(attrs), layout.MAX_CHUNK_BYTES)
                 spec = tensor_spec(place, entry, attrs, dataset.shape[1], node.chunks or (1, dataset.shape[1]))
                 self._tensors[spec.index] = dataset
                 yield spec
 
-    def _dataset(
-        self, entry: str, ndim: int, column: ColumnType, most_bytes: int = layout.MAX_TABLE_CHUNK_BYTES
+    def _table(
+        self, name: str, ndim: int, column: ColumnType, most_bytes: int = layout.MAX_TABLE_CHUNK_BYTES
     ) -> _Dataset:
-        where = f"{self.where}/{printable(entry)}"
+        where = f"{self.where}/{printable(name)}"
         with _reported(where):
-            if entry not in self._names:
+            if name not in self._names:
                 raise TraceError(f"{where}: missing; the trace is damaged")
-            node = self._group[entry]
+            node = self._group[name]
             return _Dataset(node, where, column, ndim, most_bytes=most_bytes, file_bytes=self._file_bytes)
-
-    def has(self, name: str) -> bool:
-        return name in self._names
-
-    def scalar(self, name: str) -> NDArray[np.float64]:
-        rows = slice(0, self.steps.size)
-        return self._dataset(name, 1, layout.SCALAR).read(rows, "scalars") if rows.stop else np.empty(0)
-
-    def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
-        rows = self.steps.size
-        if rows == 0:
-            return np.empty((0, 0), column.dtype)
-        table = self._dataset(name, 2, column)
-        return table.read(slice(0, rows), "statistics", slice(0, min(table.shape[1], self._columns)))
-
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
-        """The rows of the chunk that holds ``row``; for a tensor in several chunks, or of sketches, that row alone."""
-        about = self.about(spec, row)
-        if spec.sketched:
-            return row, stored_bytes(lambda part: self._read_part(spec, row, part), spec, about)[None]
-        first, stop = row, row + 1
-        if spec.parts == 1 and spec.chunk_rows > 1:
-            first = row - row % spec.chunk_rows
-            stop = min(first + spec.chunk_rows, self.steps.size)
-        return first, self._tensors[spec.index].read(slice(first, stop), about)
-
-    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
-        for part in range(spec.parts):
-            yield self._read_part(spec, row, part)
-
-    def _read_part(self, spec: TensorSpec, row: int, part: int) -> NDArray[Any]:
-        start = part * spec.chunk_elements
-        columns = slice(start, min(start + spec.chunk_elements, spec.size))
-        values: NDArray[Any] = self._tensors[spec.index].read(slice(row, row + 1), self.about(spec, row), columns)[0]
-        return values
 
 
 def open_hdf5(path: Path | str, tolerate: Tolerate = refuse, stream: BinaryIO | None = None) -> TraceSource:

@@ -7,7 +7,6 @@ import fnmatch
 import math
 import os
 import re
-import tempfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable
-from gtrace.trace.files import check_place, clear_leftovers, is_gtrace_zarr, move_in, new_beside, place_for
+from gtrace.trace.files import check_place, is_gtrace_zarr, move_in, new_beside, place_for
 from gtrace.trace.foreign import READERS, is_zarr, join_name
 from gtrace.trace.format import KINDS
 from gtrace.trace.guard import Entry, Guard, GuardedFile
@@ -371,7 +370,6 @@ def import_trace(
             "pattern": rules.pattern,
             "numpy": np.__version__,
         }
-        clear_leftovers(place)
         with new_beside(place, "import", f"{output}:") as folder:
             folder.mkdir()
             new = folder / place.name
@@ -537,18 +535,17 @@ def _write(
     folder: Path,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    with contextlib.ExitStack() as kept, tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with contextlib.ExitStack() as kept:
         opened_rows: dict[Path, GuardedFile] = {}
         for done, step in enumerate(sorted(survey.groups)):
             for file, row in sorted(survey.groups[step], key=lambda found: found[0].rank):
                 with contextlib.ExitStack() as once:
-                    if row is None:
-                        opened = once.enter_context(guard.open(file.path, file.suffix))
-                    elif (known := opened_rows.get(file.path)) is not None:
-                        opened = known
-                    else:
-                        copies = Path(tempfile.mkdtemp(dir=scratch))
-                        opened = opened_rows[file.path] = kept.enter_context(guard.open(file.path, file.suffix, copies))
+                    opened = opened_rows.get(file.path)
+                    if opened is None:
+                        holder = once if row is None else kept
+                        opened = holder.enter_context(guard.open(file.path, file.suffix, folder))
+                    if row is not None:
+                        opened_rows[file.path] = opened
                     for name, entry in rules.gradients(file, opened, rows=row is not None):
                         values = opened.read(entry, row)
                         if np.iscomplexobj(values):

@@ -16,11 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gtrace.errors import UsageError
-from gtrace.trace.files import LOCAL, attributes_of, lock_file, write_error
+from gtrace.trace.files import (
+    LOCAL,
+    attributes_of,
+    lock_file,
+    make_group,
+    start_folder,
+    write_error,
+    write_group,
+    write_root,
+)
 from gtrace.trace.format import StreamKey, go_on
 from gtrace.trace.journal import being_written, refuse_living
 from gtrace.trace.writer import TraceWriter, root_attrs
-from gtrace.trace.zarr import WRITERS, ZarrSink, make_group, start_folder, write_group, write_root
+from gtrace.trace.zarr import WRITERS, ZarrSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable
 from gtrace.trace import format as layout
 from gtrace.trace.files import FORMAT
+from gtrace.trace.journal import JournalRows, in_journal
 from gtrace.trace.rows import BlockSample
-from gtrace.trace.sketches import SketchPlan, values_of
+from gtrace.trace.sketches import SketchPlan, stored_bytes, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,10 +39,20 @@ def tolerated(tolerate: Tolerate) -> Iterator[None]:
         tolerate(error)
 
 
-class Stream(ABC):
+class StoredArray(Protocol):
+    """An array of a stream on disk, with the step as its first axis."""
+
+    shape: tuple[int, ...]
+
+    def read(self, rows: slice, about: str, columns: slice | None = None) -> NDArray[Any]:
+        """Some rows, with all of their columns or some; TraceError if the file cannot hold them."""
+
+
+class Stream:
     """The committed part of one stream when the trace was opened. Safe to use from several threads.
 
-    ``tolerate`` is called with damage that leaves other parts readable; by default it raises.
+    Its rows are in arrays, and the last ones perhaps in a journal. ``tolerate`` is called with damage that leaves other
+    parts readable; by default it raises.
 
     Attributes:
         steps: steps of the committed rows, int64, ascending.
@@ -58,29 +68,63 @@ class Stream(ABC):
         self.specs: list[TensorSpec] = []
         self.tensors: tuple[TensorSpec, ...] = ()
         self._statistics: dict[str, NDArray[Any]] = {}
+        #: names of arrays, and those of the tensors by index
+        self._names: Collection[str] = ()
+        self._tensors: dict[int, StoredArray] = {}
+        self._journal = JournalRows((), 0, where, tolerate)
 
-    @abstractmethod
+    def _table(self, name: str, ndim: int, column: ColumnType) -> StoredArray:
+        """One of the arrays other than tensors; TraceError if it is missing or has another form."""
+        raise KeyError(name)
+
+    @property
+    def _base(self) -> int:
+        """Number of rows that are in arrays."""
+        return self.steps.size - len(self._journal.entries)
+
     def has(self, name: str) -> bool:
         """Whether it has this (step, tensor) array."""
+        return name in self._names or any(name in entry.record.statistics for entry in self._journal.entries)
 
-    @abstractmethod
     def scalar(self, name: str) -> NDArray[np.float64]:
         """One of ``format.SCALARS``: (committed rows,), NaN where unknown."""
+        out = np.full(self.steps.size, np.nan)
+        if base := self._base:
+            out[:base] = self._table(name, 1, layout.SCALAR).read(slice(0, base), name).reshape(-1)
+        out[base:] = [entry.record.scalars[name][0] for entry in self._journal.entries]
+        return out
 
-    @abstractmethod
-    def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
-        """A (step, tensor) array: (committed rows, tensors)."""
-
-    @abstractmethod
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
         """The rows that come with ``row`` at no further cost: number of the first, (rows, elements).
 
-        For a sketched tensor that row alone, uint8 (1, number of its bytes).
+        Those are the rows of its chunk; for a tensor in several chunks that row alone, and for a sketched one, too:
+        uint8 (1, number of its bytes).
         """
+        if row >= self._base and in_journal(spec):
+            return row, self._journal.values(spec, row)[None]
+        about = self.about(spec, row)
+        if spec.sketched:
+            return row, stored_bytes(lambda part: self._read_part(spec, row, part), spec, about)[None]
+        first, stop = row, row + 1
+        if spec.parts == 1:
+            first -= row % spec.chunk_rows
+            # The chunk may lack rows that the journal has.
+            stop = max(stop, min(first + spec.chunk_rows, self._base))
+        return first, self._tensors[spec.index].read(slice(first, stop), about)
 
     def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
         """One row in its stored parts, for a tensor without sketches."""
-        yield self.read_rows(spec, row)[1][0]
+        if row >= self._base and in_journal(spec):
+            yield self._journal.values(spec, row)
+            return
+        for part in range(spec.parts):
+            yield self._read_part(spec, row, part)
+
+    def _read_part(self, spec: TensorSpec, row: int, part: int) -> NDArray[Any]:
+        start = part * spec.chunk_elements
+        columns = slice(start, min(start + spec.chunk_elements, spec.size))
+        values: NDArray[Any] = self._tensors[spec.index].read(slice(row, row + 1), self.about(spec, row), columns)[0]
+        return values
 
     @cached_property
     def scalars(self) -> dict[str, NDArray[np.float64]]:
@@ -91,11 +135,15 @@ class Stream(ABC):
         """One of the (step, tensor) arrays: (committed rows, at least as many columns as the last tensor's index)."""
         if name not in self._statistics:
             column = layout.statistic_column(name)
-            table = self.read_table(name, column)
-            # Columns that a damaged array lacks, or that have no row yet.
-            lacking = max(self._columns - 1 - table.shape[1], 0)
-            more = np.full((table.shape[0], lacking), column.fill, column.dtype)
-            self._statistics[name] = np.hstack((table, more)) if lacking else table
+            table = np.full((self.steps.size, self._columns), column.fill, column.dtype)
+            if base := self._base:
+                array = self._table(name, 2, column)
+                width = min(array.shape[1], self._columns)
+                table[:base, :width] = array.read(slice(0, base), name, slice(0, width))
+            for row, entry in enumerate(self._journal.entries, base):
+                values = entry.record.statistics.get(name, np.empty((1, 0)))[0, : self._columns]
+                table[row, : values.size] = values
+            self._statistics[name] = table
         return self._statistics[name]
 
     def optional(self, name: str) -> NDArray[Any] | None:
@@ -193,50 +241,42 @@ class MemoryStream(Stream):
         self.steps = steps
         self.specs = specs
         self._scalars = scalars
-        self._statistics = tables
+        self._statistics = self._names = tables
         self._read = read
         self._find_present()
-
-    def has(self, name: str) -> bool:
-        """Whether it has this (step, tensor) array."""
-        return name in self._statistics
 
     def scalar(self, name: str) -> NDArray[np.float64]:
         """One of the numbers about the steps."""
         return self._scalars[name]
 
-    def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
-        """All arrays are in memory."""
-        raise KeyError(name)
-
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
         """Call ``read``."""
         return self._read(spec, row)
 
+    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
+        """One row as a whole."""
+        yield self._read(spec, row)[1][0]
 
+
+@dataclass
 class TraceSource:
     """A trace that can be read, its ``streams`` in the order of ``StreamKey.order``; ``held`` stays open meanwhile.
 
     ``ranks`` has the attributes of each process's group, by the group's name. Safe to use from several threads.
     """
 
-    def __init__(
-        self,
-        path: str,
-        attrs: Mapping[str, Any],
-        streams: Iterable[Stream],
-        held: ExitStack | None = None,
-        ranks: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        self.path = path
-        self.attrs = attrs
-        self.ranks = ranks or {}
-        self.streams = tuple(sorted(streams, key=lambda stream: stream.key.order))
-        self._held = held or ExitStack()
+    path: str
+    attrs: Mapping[str, Any]
+    streams: Sequence[Stream]
+    held: ExitStack = field(default_factory=ExitStack)
+    ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.streams = sorted(self.streams, key=lambda stream: stream.key.order)
 
     def close(self) -> None:
         """Close the held resources."""
-        self._held.close()
+        self.held.close()
 
 
 def check_root(path: str, attrs: Mapping[str, Any]) -> None:

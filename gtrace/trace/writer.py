@@ -18,7 +18,7 @@ import numpy as np
 from gtrace import __version__
 from gtrace.errors import UsageError, printable, suggest
 from gtrace.trace import format as layout
-from gtrace.trace.files import FORMAT, Storing, place_for, write_error
+from gtrace.trace.files import FORMAT, Storing, place_for, start_folder, write_error
 from gtrace.trace.format import EXTRAS, KINDS, SCALARS, SKETCH, Rows, StreamKey, TensorSpec, go_on
 from gtrace.trace.journal import refuse_living, together
 from gtrace.trace.rows import (
@@ -32,7 +32,7 @@ from gtrace.trace.rows import (
 )
 from gtrace.trace.sketches import SketchPlan, SketchRow, values_of
 from gtrace.trace.source import MemoryStream, TraceSource, attribute_fault
-from gtrace.trace.zarr import ZarrSink, ZarrStreamSink, start_folder
+from gtrace.trace.zarr import ZarrSink, ZarrStreamSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gtrace.trace.format import Beat, ColumnType
 
     TraceSink: TypeAlias = "ZarrSink | _MemorySink"
-    StreamSink: TypeAlias = "ZarrStreamSink | _MemoryStreamSink"
+    StreamSink: TypeAlias = "ZarrStreamSink | _MemorySink"
 
 #: dtype -> its name; numpy makes one each time it is asked
 _name_of: Callable[[np.dtype[Any]], str] = functools.cache(operator.attrgetter("name"))
@@ -598,63 +598,51 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             self.follower(stream.key, list(stream.specs), rows)
 
 
-class _MemoryStreamSink:
-    """Keeps copies of the rows of a stream. It has the methods of :class:`gtrace.trace.zarr.ZarrStreamSink`."""
+class _MemorySink:
+    """A trace of one stream in memory, with the methods of :class:`gtrace.trace.zarr.ZarrSink` and of its streams."""
 
     def __init__(self) -> None:
-        self.specs: list[TensorSpec] = []
-        self.commits: list[Rows] = []
-        self.rows: dict[tuple[int, int], NDArray[Any]] = {}
-
-    def add_tensor(self, spec: TensorSpec) -> None:
-        self.specs.append(spec)
-
-    def write_rows(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
-        for number, one in enumerate(values, row):
-            self.rows[spec.index, number] = one.copy()
-            self.rows[spec.index, number].flags.writeable = False
-
-    def discard(self, rows: range, specs: Sequence[TensorSpec]) -> None:
-        for spec, row in itertools.product(specs, rows):
-            self.rows.pop((spec.index, row), None)
-
-    def commit(self, row: int, rows: Rows) -> None:
-        self.commits.append(rows)
-
-    def source(self, key: StreamKey) -> MemoryStream:
-        commits = self.commits
-        steps = np.concatenate([np.empty(0, np.int64), *(one.steps for one in commits)])
-        scalars = {name: np.concatenate([np.empty(0), *(one.scalars[name] for one in commits)]) for name in SCALARS}
-        tables = {}
-        for name in commits[0].statistics if commits else layout.statistics_of(key.kind):
-            column = layout.statistic_column(name)
-            row = 0
-            tables[name] = np.full((steps.size, len(self.specs)), column.fill, column.dtype)
-            for one in commits:
-                known = one.statistics[name]  # perhaps of fewer tensors
-                tables[name][row : row + len(known), : known.shape[1]] = known
-                row += len(known)
-        return MemoryStream(key, steps, self.specs, scalars, tables, self._read)
-
-    def _read(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
-        return row, self.rows[spec.index, row][None]
-
-
-class _MemorySink:
-    """A trace that stays in memory, with the methods of :class:`gtrace.trace.zarr.ZarrSink`."""
-
-    def __init__(self, attrs: Mapping[str, Any]) -> None:
-        self._attrs = attrs
-        self._streams: dict[StreamKey, _MemoryStreamSink] = {}
+        self._key: StreamKey | None = None
+        self._specs: list[TensorSpec] = []
+        self._commits: list[Rows] = []
+        self._values: dict[tuple[int, int], NDArray[Any]] = {}
 
     def stream(self, key: StreamKey) -> StreamSink:
-        return self._streams.setdefault(key, _MemoryStreamSink())
+        self._key = key
+        return self
+
+    def add_tensor(self, spec: TensorSpec) -> None:
+        self._specs.append(spec)
+
+    def write_rows(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        self._values[spec.index, row] = kept = values.copy()
+        kept.flags.writeable = False
+
+    def discard(self, _rows: range, _specs: Sequence[TensorSpec]) -> None:
+        """Nothing fails in memory."""
+
+    def commit(self, _row: int, rows: Rows) -> None:
+        self._commits.append(rows)
 
     def close(self, attrs: Mapping[str, Any], _beat: Beat = go_on) -> None:
         self._attrs = attrs
 
     def source(self) -> TraceSource:
-        return TraceSource("(in memory)", self._attrs, [sink.source(key) for key, sink in self._streams.items()])
+        if self._key is None:
+            return TraceSource("(in memory)", self._attrs, ())
+        steps = np.concatenate([one.steps for one in self._commits])
+        scalars = {name: np.concatenate([one.scalars[name] for one in self._commits]) for name in SCALARS}
+        tables = {}
+        for name, column in layout.statistics_of(self._key.kind).items():
+            tables[name] = np.full((steps.size, len(self._specs)), column.fill, column.dtype)
+            for row, one in enumerate(self._commits):
+                known = one.statistics[name][0]  # perhaps of fewer tensors
+                tables[name][row, : known.size] = known
+        stream = MemoryStream(self._key, steps, self._specs, scalars, tables, self._read)
+        return TraceSource("(in memory)", self._attrs, [stream])
+
+    def _read(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        return row, self._values[spec.index, row]
 
 
 def source_of(
@@ -670,7 +658,7 @@ def source_of(
         for step, array in rows.items():
             by_step.setdefault(step, {})[name] = array
     start = root_attrs(attrs)
-    sink = _MemorySink(start)
+    sink = _MemorySink()
     with TraceWriter(sink, "(in memory)", start) as writer:
         for step in sorted(by_step):
             for name, array in by_step[step].items():

@@ -14,13 +14,10 @@ a journal starts a new one. Wherever a writer is killed, each committed row is c
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import itertools
-import json
 import math
 import os
-import shutil
 import struct
 from operator import floordiv, mod
 from pathlib import Path
@@ -35,20 +32,18 @@ from gtrace.trace import format as layout
 from gtrace.trace.files import (
     FORMAT,
     LOCAL,
-    MAX_METADATA_BYTES,
-    check_place,
-    clear_leftovers,
-    move_in,
-    new_beside,
+    group_document,
+    make_group,
     read_node,
     write_beside,
     write_file,
-    write_over,
+    write_group,
+    write_json,
+    write_root,
 )
 from gtrace.trace.format import StreamKey
 from gtrace.trace.journal import MAX_BYTES, MOST_ROWS, NAME, JournalRows, JournalWriter, in_journal, parse_journal
 from gtrace.trace.rows import checksum_bytes, verify
-from gtrace.trace.sketches import stored_bytes
 from gtrace.trace.source import Stream, TraceSource, WholeArray, arrays_of, check_root, refuse, tensor_spec, tolerated
 
 if TYPE_CHECKING:
@@ -83,7 +78,8 @@ _CODECS = {"blosc": Blosc, "zstd": Zstd}
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 _TYPES = {c.dtype.name: c.dtype for c in (*layout.STATISTICS.values(), layout.STEP)} | {"float32": layout.VALUES}
-_TABLES = frozenset((*layout.STATISTICS, *layout.LENGTHS, *layout.EXTRAS, *layout.SCALARS))
+_SCALARS = dict.fromkeys(layout.SCALARS, layout.SCALAR)
+_TABLES = layout.STATISTICS | layout.LENGTHS | layout.EXTRAS | _SCALARS
 
 
 def _most_encoded(size: int) -> int:
@@ -156,8 +152,10 @@ def _missing(files: Files, folder: str, what: str) -> TraceError:
 class _ArrayFile:
     """One array, perhaps a forged one: its checked metadata and its chunks."""
 
-    def __init__(self, files: Files, folder: str, document: dict[str, Any], most_bytes: int) -> None:
+    def __init__(self, files: Files, folder: str, document: dict[str, Any], fill: float | None = None) -> None:
+        """``fill`` is the fill value of a table."""
         self._files = files
+        self._fill = fill
         self.folder = folder
         self.attrs: dict[str, Any] = document["attributes"]
         shape, outer, self.dtype, codecs = self._declared(document)
@@ -171,8 +169,9 @@ class _ArrayFile:
         if self._pipeline not in PIPELINES or codecs[0].get("configuration", {"endian": "little"}) != _LITTLE:
             raise self._fault(f"codecs {printable(str(codecs)[:120])} are not read")
         self._bytes = math.prod(self.chunks) * self.dtype.itemsize
-        if self._bytes > most_bytes:
-            raise self._fault(f"chunks of {self._bytes} bytes; at most {most_bytes} are read")
+        most = layout.MAX_CHUNK_BYTES if fill is None else layout.MAX_TABLE_CHUNK_BYTES
+        if self._bytes > most:
+            raise self._fault(f"chunks of {self._bytes} bytes; at most {most} are read")
         # The index of the last shard; replaced as a whole, so that several threads may read.
         self._last: tuple[str, NDArray[np.uint64]] | None = None
 
@@ -239,17 +238,6 @@ class _ArrayFile:
             raise TraceError(f"{path}: a chunk of {length} bytes, but at most {limit} are possible; damaged or foreign")
         return offset, length
 
-    def demand(self, place: tuple[int, ...], about: str = "") -> None:
-        path = self._file(place)
-        if (self._locate(path, place) if self._counts else self._files.size(path)) is None:
-            raise _missing(self._files, self.folder, f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
-
-    def demanded(self, place: tuple[int, ...], about: str) -> NDArray[Any]:
-        chunk = self.chunk(place, about)
-        if chunk is None:
-            raise _missing(self._files, self.folder, f"{self._file(place)}: {about}: the chunk is missing")
-        return chunk
-
     def chunk(self, place: tuple[int, ...], about: str) -> NDArray[Any] | None:
         """A whole chunk, None if it is missing; ``about`` names the tensor and step, for messages."""
         path = self._file(place)
@@ -264,22 +252,48 @@ class _ArrayFile:
         decode_chunk(encoded, self._pipeline, out, f"{path}: {about}")
         return out
 
-    def table(self, rows: int, columns: int, fill: float, about: str) -> NDArray[Any]:
-        """The first rows and columns of a table, (rows, 1) if it has no columns. Missing chunks hold fill values."""
-        height, width = self.chunks[0], self.chunks[1] if len(self.chunks) == 2 else 1
-        blocks, parts = -(-rows // height), -(-columns // width)
+    def read(self, rows: slice, about: str, columns: slice | None = None) -> NDArray[Any]:
+        """Some rows, with all of their columns or some, (rows, 1) without columns; chunks of a table may be missing."""
+        wide = len(self.chunks) == 2
+        height, width = self.chunks[0], self.chunks[1] if wide else 1
+        columns = columns or slice(0, self.shape[1] if wide else 1)
+        blocks = range(rows.start // height, -(-rows.stop // height))
+        parts = range(columns.start // width, -(-columns.stop // width))
         # Memory is allocated only if files are behind it, whatever the metadata claim.
-        for block in range(blocks if len(self.chunks) == 2 and columns else 0):
-            self.demand((block, 0))
-        out = np.full((blocks * height, parts * width), fill, self.dtype)
-        for block in range(blocks):
-            for part in range(parts):
-                # Rows before these tensors appeared have no chunk.
-                chunk = self.chunk((block, part)[: len(self.chunks)], about)
-                if chunk is not None:
-                    place = np.s_[block * height : (block + 1) * height, part * width : (part + 1) * width]
-                    out[place] = chunk.reshape(height, width)
-        return out[:rows, :columns]
+        needed = parts[:wide] if self._fill is not None else parts if len(parts) > 1 else ()
+        for block, part in itertools.product(blocks, needed):
+            self._demand((block, part), about if self._fill is None else "")
+        # A single chunk is not copied again.
+        single = self._fill is None and len(blocks) == len(parts) == 1
+        shape = (0, 0) if single else (rows.stop - rows.start, columns.stop - columns.start)
+        out = np.empty(shape, self.dtype)
+        if self._fill is not None:
+            out.fill(self._fill)
+        for block, part in itertools.product(blocks, parts):
+            place = (block, part)[: len(self.chunks)]
+            chunk = self.chunk(place, about)
+            if chunk is None:
+                # Rows of a table before these tensors appeared have no chunk.
+                if self._fill is None:
+                    raise self._missing(place, about)
+                continue
+            top, left = block * height, part * width
+            chunk = chunk.reshape(height, width)[max(rows.start - top, 0) : rows.stop - top]
+            chunk = chunk[:, max(columns.start - left, 0) : columns.stop - left]
+            if single:
+                return chunk
+            top, left = max(top - rows.start, 0), max(left - columns.start, 0)
+            out[top : top + chunk.shape[0], left : left + chunk.shape[1]] = chunk
+        return out
+
+    def _demand(self, place: tuple[int, ...], about: str) -> None:
+        path = self._file(place)
+        if (self._locate(path, place) if self._counts else self._files.size(path)) is None:
+            raise self._missing(place, about)
+
+    def _missing(self, place: tuple[int, ...], about: str) -> TraceError:
+        what = f"{self._file(place)}: {f'{about}: ' if about else ''}the chunk is missing"
+        return _missing(self._files, self.folder, what)
 
 
 class _ZarrStream(Stream):
@@ -288,8 +302,7 @@ class _ZarrStream(Stream):
     def __init__(self, files: Files, folder: str, key: StreamKey, tolerate: Tolerate) -> None:
         super().__init__(key, folder, tolerate)
         self._files = files
-        self._tables: dict[str, _ArrayFile] = {}
-        self._tensors: dict[int, _ArrayFile] = {}
+        self._names = self._tables = dict[str, _ArrayFile]()
         # Read the journal first and steps next: while the trace is being written, rows move from the journal into
         # chunks, so everything they refer to exists when it is read later. If either was reached through a link, the
         # listing of the folder refuses the stream.
@@ -299,8 +312,6 @@ class _ZarrStream(Stream):
         self._journal = JournalRows(entries, steps.size, where, tolerate)
         late = [entry.record.steps for entry in self._journal.entries]
         self.steps = self._committed(folder, np.concatenate((steps, *late)))
-        #: rows that are in chunks
-        self._base = min(steps.size, self.steps.size)
         self._journal.cut(self.steps.size)
         self._accept(self._find_arrays())
         self._journal.set_specs({spec.index: spec for spec in self.specs}, tolerate)
@@ -315,13 +326,13 @@ class _ZarrStream(Stream):
                 if document is None:
                     continue
                 if "name" in document["attributes"]:
-                    array = _ArrayFile(self._files, place, document, layout.MAX_CHUNK_BYTES)
+                    array = _ArrayFile(self._files, place, document)
                     array.demand_form(2, layout.column_of(array.attrs))
                     spec = tensor_spec(place, entry, array.attrs, array.shape[1], array.chunks)
                     self._tensors[spec.index] = array
                     yield spec
                 elif entry in _TABLES:
-                    self._tables[entry] = _ArrayFile(self._files, place, document, layout.MAX_TABLE_CHUNK_BYTES)
+                    self._tables[entry] = _ArrayFile(self._files, place, document, _TABLES[entry].fill)
 
     def _table(self, name: str, ndim: int, column: ColumnType) -> _ArrayFile:
         if name not in self._tables:
@@ -337,7 +348,7 @@ class _ZarrStream(Stream):
             document = read_node(self._files.read, place)
             if document is None:
                 return parts[0]
-            self._tables["step"] = _ArrayFile(self._files, place, document, layout.MAX_TABLE_CHUNK_BYTES)
+            self._tables["step"] = _ArrayFile(self._files, place, document, layout.STEP.fill)
             array = self._table("step", 1, layout.STEP)
             while (chunk := array.chunk((len(parts) - 1,), "steps")) is not None:
                 parts.append(chunk)
@@ -348,62 +359,6 @@ class _ZarrStream(Stream):
             if len(parts) == 1:
                 return parts[0]
         return self._committed(place, np.concatenate(parts), array.shape[0])
-
-    def has(self, name: str) -> bool:
-        return name in self._tables or any(name in entry.record.statistics for entry in self._journal.entries)
-
-    def scalar(self, name: str) -> NDArray[np.float64]:
-        out = np.full(self.steps.size, np.nan)
-        out[self._base :] = [entry.record.scalars[name][0] for entry in self._journal.entries]
-        if self._base:
-            array = self._table(name, 1, layout.SCALAR)
-            out[: self._base] = array.table(self._base, 1, np.nan, name)[:, 0]
-        return out
-
-    def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
-        table = np.full((self.steps.size, self._columns), column.fill, column.dtype)
-        if self._base:
-            array = self._table(name, 2, column)
-            early = array.table(self._base, min(array.shape[1], self._columns), column.fill, name)
-            table[: self._base, : early.shape[1]] = early
-        for row, entry in enumerate(self._journal.entries, self._base):
-            values = entry.record.statistics.get(name, np.empty((1, 0)))[0, : self._columns]
-            table[row, : values.size] = values
-        return table
-
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
-        """The rows of the chunk that holds ``row``; for a tensor in several chunks, or of sketches, that row alone."""
-        if row >= self._base and in_journal(spec):
-            return row, self._journal.values(spec, row)[None]
-        about = self.about(spec, row)
-        if spec.sketched:
-            return row, stored_bytes(lambda part: self._read_part(spec, row, part), spec, about)[None]
-        array, block = self._tensors[spec.index], row // spec.chunk_rows
-        if spec.parts == 1:
-            first = block * spec.chunk_rows
-            chunk = array.demanded((block, 0), about)
-            # The chunk may lack rows that the journal has.
-            return first, chunk[: max(self._base - first, 1), : spec.size]
-        # Memory is allocated only if files are behind it, whatever the metadata claim.
-        for part in range(spec.parts):
-            array.demand((block, part), about)
-        values, start = np.empty(spec.size, np.float32), 0
-        for piece in self.read_pieces(spec, row):
-            values[start : start + piece.size] = piece
-            start += piece.size
-        return row, values[None]
-
-    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
-        if row >= self._base and in_journal(spec):
-            yield self._journal.values(spec, row)
-            return
-        for part in range(spec.parts):
-            yield self._read_part(spec, row, part)[: spec.size - part * spec.chunk_elements]
-
-    def _read_part(self, spec: TensorSpec, row: int, part: int) -> NDArray[Any]:
-        block, offset = divmod(row, spec.chunk_rows)
-        chunk = self._tensors[spec.index].demanded((block, part), self.about(spec, row))
-        return np.ascontiguousarray(chunk[offset])
 
 
 def open_zarr(path: Path | str, tolerate: Tolerate = refuse, files: Files = LOCAL) -> TraceSource:
@@ -467,66 +422,6 @@ def _array_document(form: ArrayForm, *, plain: bool) -> dict[str, Any]:
         "node_type": "array",
         "storage_transformers": [],
     }
-
-
-def write_json(folder: str, document: Mapping[str, Any]) -> None:
-    """Write a zarr.json into a folder; on a full disk in the room of the old one, so that a trace can say how it ended.
-
-    OSError if it cannot be written; the old one is kept.
-    """
-    path, data = os.path.join(folder, "zarr.json"), json.dumps(document, allow_nan=False).encode()
-    try:
-        write_beside(path, data)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not os.path.exists(path):
-            raise
-        write_over(path, data)
-
-
-def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str, Any] | None = None) -> None:
-    """Store the attributes of the trace, and the metadata of everything in it unless they are too long.
-
-    zarr-python and xarray look for the metadata of all arrays there. They are read if they are not ``gathered``.
-    """
-    if gathered is None:
-        gathered = _read_below(folder)
-    root = group_document(attributes)
-    whole = root | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
-    write_json(folder, whole if len(json.dumps(whole)) < MAX_METADATA_BYTES else root)
-
-
-def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata document of a group."""
-    return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
-
-
-def _read_below(root: str) -> dict[str, Any]:
-    """The metadata of every group and array below the root, by path."""
-    found: dict[str, Any] = {}
-    pending = LOCAL.folders(root)
-    while pending:
-        entry = pending.pop(0)
-        document = read_node(LOCAL.read, os.path.join(root, entry))
-        if document is not None:
-            found[entry] = document
-            if document.get("node_type") == "group":
-                pending += [f"{entry}/{name}" for name in LOCAL.folders(os.path.join(root, entry))]
-    return found
-
-
-def write_group(folder: str, attributes: Mapping[str, Any]) -> None:
-    """Write the metadata of a group."""
-    write_json(folder, group_document(attributes))
-
-
-def make_group(folder: str, attributes: Mapping[str, Any]) -> None:
-    """Make a folder with a group's metadata, or none, so that the same can be tried again."""
-    os.mkdir(folder)
-    try:
-        write_group(folder, attributes)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _make_stream(root: str, key: StreamKey, process: Mapping[str, Any]) -> str:
@@ -789,15 +684,6 @@ class ZarrStreamSink:
         return [*self._tensors, *self._tables.values()]
 
 
-def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
-    """Put an empty trace in its place at once; errors as in ``check_place`` and ``move_in``."""
-    check_place(path, force=force)
-    clear_leftovers(path)
-    with new_beside(path, "partial") as started:
-        make_group(str(started), attrs)
-        move_in(started, path, force=force)
-
-
 class ZarrSink:
     """A newly started Zarr trace."""
 
@@ -864,16 +750,14 @@ def _write_array(folder: str, whole: WholeArray, *, sharded: bool) -> _Array:
         array.document["chunk_grid"]["configuration"]["chunk_shape"] = outer
     array.set_rows(whole.rows)
     blocks = (_encode_block(array, block, parts) for block in whole.blocks)
-    if sharded:
-        number = 0
-        while chunks := list(itertools.chain.from_iterable(itertools.islice(blocks, bands))):
+    number = 0
+    while chunks := list(itertools.chain.from_iterable(itertools.islice(blocks, bands))):
+        if sharded:
             _write_shard(array.place(number, 0), chunks + [None] * (bands * parts - len(chunks)))
-            number += 1
-        return array
-    for number, block in enumerate(blocks):
-        for part, chunk in enumerate(block):
+        for part, chunk in enumerate(() if sharded else chunks):
             if chunk is not None:
                 write_file(array.place(number, part), chunk)
+        number += 1
     return array
 
 

@@ -142,7 +142,7 @@ def test_an_existing_trace_is_replaced_only_by_force(path):
 
 def test_of_two_writers_that_start_at_the_same_moment_one_gets_the_place(path, monkeypatch):
     """The second finds nothing there, and the first moves in before it does."""
-    monkeypatch.setattr("gtrace.trace.zarr.check_place", lambda *_, **__: write_trace_once(path))
+    monkeypatch.setattr("gtrace.trace.files.check_place", lambda *_, **__: write_trace_once(path))
 
     def write_trace_once(place):
         monkeypatch.undo()

@@ -78,10 +78,14 @@ def suggest(word: str, known: Iterable[str], shown: Mapping[str, str] | None = N
 
 
 def keep_inputs(output: str | os.PathLike[str], *inputs: object) -> None:
-    """UsageError for a result that would take the place of what is read for it; only paths among the inputs count."""
+    """UsageError for a result that would replace what is read for it, or lie in a trace; only paths count as inputs."""
     paths = [os.path.realpath(one) for one in inputs if isinstance(one, (str, os.PathLike))]
-    if os.path.realpath(output) in paths:
+    place = os.path.realpath(output)
+    if place in paths:
         raise UsageError(f"{output}: is what is being read; give another -o")
+    for path in paths:
+        if path.endswith(".zarr") and place.startswith(path + os.sep):
+            raise UsageError(f"{output}: is inside the trace {path}, which is being read; give another -o")
 
 
 def size_text(count: float) -> str:

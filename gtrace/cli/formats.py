@@ -70,7 +70,7 @@ def command(settings: _FormatsSettings, trace: Path | str) -> None:
         raise UsageError(f"--bits: {min(bits)} to {max(bits)}; formats have 3 to 8 bits")
     if output is not None:
         check_suffix(output)
-        check_output(output, force=settings.force)
+        check_output(output, trace, force=settings.force)
     with open_trace(trace) as opened:
         infos = choose_infos(opened, settings.tensors, kind=settings.kind)
         chosen = choose_steps(opened, infos, settings.steps)

@@ -423,7 +423,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     stem = stem_of(trace).removesuffix(".sweep")
     path = settings.output or Path(f"{stem}.plan.toml")
     check_suffix(path)
-    check_output(path, force=settings.force)
+    check_output(path, trace, force=settings.force)
     curves, outlook, about, warnings = _curves(trace, settings)
     attrs = about.pop(_ATTRS)
     if isinstance(asked, TimeLimit):

@@ -58,6 +58,7 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
         if target == place and out is not None and not force:
             raise OutputExistsError(f"{out}: is the trace itself; leave out -o to replace it")
         if target != place:
+            keep_inputs(out or target, place)
             check_place(target, force=force)
         with new_beside(target, "pack", f"{target}:") as new:
             write_source(source, new, hdf5=is_hdf5(target), sharded=True)

@@ -34,6 +34,23 @@ def test_a_result_never_takes_the_place_of_what_it_is_made_of(succeed, refuse, f
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "sweep run.zarr --methods qsgdinf --bits 3 -o run.zarr/sweep.db",
+        "plan run.zarr --max-bits 3 -o run.zarr/plan.toml",
+        "formats run.zarr -o run.zarr/formats.toml",
+        "trace pack run.zarr -o run.zarr/packed.zarr",
+        "trace export run.zarr --to npz -o run.zarr/arrays",
+    ],
+)
+def test_a_result_never_goes_into_the_trace_that_it_is_made_of(refuse, folder, line):
+    write_arrays(folder / "run.zarr", {"w": {0: np.ones(64, np.float32)}})
+    before = sorted(folder.rglob("*"))
+    assert "is inside the trace" in refuse(line)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
     ("line", "code"),
     [
         ("info run.zarr --json >&-", 0),

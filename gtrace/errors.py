@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -86,6 +87,36 @@ def keep_inputs(output: str | os.PathLike[str], *inputs: object) -> None:
     for path in paths:
         if path.endswith(".zarr") and place.startswith(path + os.sep):
             raise UsageError(f"{output}: is inside the trace {path}, which is being read; give another -o")
+
+
+def need_folder(output: Path) -> None:
+    """UsageError for a result whose folder does not exist."""
+    if not output.parent.is_dir():
+        raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
+
+
+def keep_existing(*outputs: Path, force: bool) -> None:
+    """OutputExistsError for a file's place where a folder is, and for a file unless ``force`` is on."""
+    for path in outputs:
+        if path.is_dir():
+            raise OutputExistsError(f"{path}: is a folder and was left untouched; choose another -o")
+        if path.exists() and not force:
+            raise OutputExistsError(f"{path} already exists. Use --force to replace it or -o to write elsewhere.")
+
+
+def check_output(output: Path, *inputs: object, force: bool) -> None:
+    """Refuse a file's place: what is being read, without a folder, a folder itself, or a file without ``force``."""
+    keep_inputs(output, *inputs)
+    need_folder(output)
+    keep_existing(output, force=force)
+
+
+def check_folder(folder: Path, *, force: bool) -> None:
+    """OutputExistsError for a file at a folder's place, and for a folder that holds anything unless ``force`` is on."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputExistsError(f"{folder}: is a file and was left untouched; choose another -o")
+    if folder.is_dir() and not force and any(folder.iterdir()):
+        raise OutputExistsError(f"{folder}: holds something else and was left untouched; use --force or -o")
 
 
 def size_text(count: float) -> str:

@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from gtrace import __version__
-from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
+from gtrace.errors import TraceError, UsageError, keep_existing, printable
 from gtrace.trace.files import parse_json, write_beside
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ class RunLogWriter:
         force: bool = False,
         before: Callable[[int], None] = lambda _size: None,
     ) -> None:
-        if path.exists() and not force:
-            raise OutputExistsError(f"{path} already exists. Use --force to replace it or choose another path.")
+        keep_existing(path, force=force)
         self.path = path
         line = _line("study", version=VERSION, **study).encode()
         before(len(line))

@@ -13,18 +13,8 @@ import click
 
 from gtrace.cli.console import print_results, step_progress
 from gtrace.cli.groups import complete_spec, complete_specs
-from gtrace.cli.options import (
-    PLUGIN,
-    arguments,
-    check_output,
-    codec_with,
-    file_name,
-    load_plugins,
-    options,
-    pick,
-    print_json,
-)
-from gtrace.errors import UsageError
+from gtrace.cli.options import PLUGIN, arguments, codec_with, file_name, load_plugins, options, pick, print_json
+from gtrace.errors import UsageError, check_output
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.settings import option
 

@@ -19,7 +19,7 @@ import gtrace.report
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo, print_results, wide_console
 from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, pick, print_json
-from gtrace.errors import EXIT_INTERRUPTED, GtraceError, OutputExistsError, UsageError
+from gtrace.errors import EXIT_INTERRUPTED, GtraceError, UsageError, check_folder
 from gtrace.report.names import duration, energy_share, number
 from gtrace.settings import nested, option
 from gtrace.training.tasks import sample_file
@@ -171,10 +171,7 @@ def run_demo(folder: Path, *, force: bool, say: Callable[[str], None]) -> Path:
 
     ``say`` is called with each command line before it runs, and with the answer of the report.
     """
-    if folder.exists() and not folder.is_dir():
-        raise OutputExistsError(f"{folder}: is a file and was left untouched; choose another -o")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise OutputExistsError(f"{folder} holds files already. Use --force to replace them or -o to write elsewhere.")
+    check_folder(folder, force=force)
     folder.mkdir(parents=True, exist_ok=True)
     printed = ""
     # The last one is the report.

@@ -9,8 +9,8 @@ import click
 
 from gtrace.cli.console import echo, status_line, stdout_console
 from gtrace.cli.groups import complete_spec
-from gtrace.cli.options import PLUGIN, Command, check_output, load_plugins, options, print_json
-from gtrace.errors import UsageError
+from gtrace.cli.options import PLUGIN, Command, load_plugins, options, print_json
+from gtrace.errors import UsageError, check_output
 from gtrace.report.names import literal
 from gtrace.settings import option
 

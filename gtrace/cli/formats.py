@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.console import FEW_ROWS, TensorColumn, echo, name_columns, print_columns, stdout_console
-from gtrace.cli.options import INTEGERS, STEPS, TENSORS, Command, TracePath, check_output, options, print_json
-from gtrace.errors import UsageError
+from gtrace.cli.options import INTEGERS, STEPS, TENSORS, Command, TracePath, options, print_json
+from gtrace.errors import UsageError, check_output
 from gtrace.report.names import count, literal, number, percent
 from gtrace.settings import KIND, option
 

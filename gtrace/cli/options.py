@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gtrace.errors import OutputExistsError, TraceError, UsageError, keep_inputs
+from gtrace.errors import TraceError, UsageError
 from gtrace.report.names import pick as pick
 from gtrace.report.names import plain
 from gtrace.settings import option
@@ -374,13 +374,6 @@ def codec_with(spec: str, options: dict[str, float | None]) -> Codec:
     return codec(spec, **given) if given else chosen
 
 
-def check_output(path: Path, *inputs: Path | str, force: bool) -> None:
-    """Refuse to overwrite without ``force``, and inputs also with it; and a folder that does not exist."""
-    keep_inputs(path, *inputs)
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
-    if path.exists() and not force:
-        raise OutputExistsError(f"{path} already exists. Use --force to replace it or -o to write elsewhere.")
 
 
 def print_json(value: Any) -> None:

@@ -29,7 +29,6 @@ from gtrace.cli.options import (
     TracePath,
     arguments,
     bucket_sizes,
-    check_output,
     fractions,
     is_sweep,
     load_plugins,
@@ -38,7 +37,7 @@ from gtrace.cli.options import (
     refuse,
     words,
 )
-from gtrace.errors import UsageError, suggest
+from gtrace.errors import UsageError, check_output, suggest
 from gtrace.planning.toml import check_suffix, load
 from gtrace.report.names import listed, literal, number
 from gtrace.settings import KIND, nested, option

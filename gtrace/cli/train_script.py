@@ -20,10 +20,10 @@ import click
 
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
 from gtrace.cli.console import echo
-from gtrace.cli.options import arguments, check_output, file_name, load_plugins, pick, print_json
+from gtrace.cli.options import arguments, file_name, load_plugins, pick, print_json
 from gtrace.codecs import Identity, codec
 from gtrace.codecs.assignment import CodecTable
-from gtrace.errors import EXIT_OK, EXIT_SCRIPT, GtraceError, ScriptError, UsageError, size_text
+from gtrace.errors import EXIT_OK, EXIT_SCRIPT, GtraceError, ScriptError, UsageError, check_output, size_text
 from gtrace.report.names import count
 from gtrace.runlog import RunLogWriter, read_runlog
 from gtrace.torch_hooks.children import after_import, children_call, watch_no_more

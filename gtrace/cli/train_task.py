@@ -14,10 +14,10 @@ import numpy as np
 
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
 from gtrace.cli.console import echo, print_results, step_progress
-from gtrace.cli.options import arguments, check_output, file_name, pick, print_json, words
+from gtrace.cli.options import arguments, file_name, pick, print_json, words
 from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings
 from gtrace.costs import Cluster, parse_network
-from gtrace.errors import UsageError
+from gtrace.errors import UsageError, check_output
 from gtrace.report import analyze_runs
 from gtrace.report.analysis.runs import common_loss
 from gtrace.report.names import duration, size

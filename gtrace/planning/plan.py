@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.spec import codec as build_codec
-from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.errors import TraceError, UsageError, check_output
 from gtrace.planning import toml
 from gtrace.trace.files import write_beside
 from gtrace.types import Tabular
@@ -216,13 +216,10 @@ def save_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) 
         UsageError: its name ends neither in .toml nor in .json, its folder does not exist, or it cannot be written.
     """
     place = Path(path)
-    if place.is_dir() or (place.exists() and not force):
-        raise OutputExistsError(f"{place} already exists. Use --force to replace it or -o to write elsewhere.")
     toml.check_suffix(place)
+    check_output(place, force=force)
     plain = to_plain(plan)
     text = toml.dump(plain) if place.suffix == ".toml" else json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
-    if not place.parent.is_dir():
-        raise UsageError(f"{place}: the folder {place.parent} does not exist; create it or choose another -o")
     try:
         write_beside(str(place), text.encode())
     except OSError as error:

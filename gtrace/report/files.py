@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.errors import OutputExistsError, UsageError
+from gtrace.errors import UsageError, check_output, keep_existing, need_folder
 from gtrace.metrics import relative
 from gtrace.planning.toml import SUFFIXES as PLAN_SUFFIXES
 from gtrace.report import figures
@@ -59,8 +59,7 @@ def write_drawing(output: Path, draw: Callable[[], Figure], *, force: bool) -> P
     kind = next((kind for kind in FIGURE_KINDS if output.suffix.lower() == f".{kind}"), None)
     if kind is None:
         raise UsageError(f"{output}: a figure is written as .pdf, .png, .svg")
-    _need_folder(output)
-    refuse([output], force=force)
+    check_output(output, force=force)
     put(output, figures.style.render(draw(), kind))
     return output
 
@@ -110,17 +109,17 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
         UsageError: unknown suffix, or no such folder.
     """
     kind = output_kind(output)
-    _need_folder(output)
     if kind:
-        refuse([output], force=force)
+        check_output(output, force=force)
         put(output, _render(report, kind))
         return [output]
+    need_folder(output)
     specs = figure_specs(report)
     page = output / "report.html"
     drawings = [output / f"{name}.{suffix}" for name in specs for suffix in FIGURE_KINDS]
     texts = [page, *(page.with_suffix(kind) for kind in (".md", ".tex", ".jsonl"))]
     tables = {output / f"{name}.csv": rows for name, rows in csv_tables(report).items()}
-    refuse([*texts, *tables, *drawings], force=force)
+    keep_existing(*texts, *tables, *drawings, force=force)
 
     # Rendering is what takes time and may be interrupted: the folder appears after it.
     contents = {path: _render(report, path.suffix) for path in texts}
@@ -170,20 +169,6 @@ def _render(report: Report, kind: str) -> bytes:
     return made if isinstance(made, bytes) else made.encode()
 
 
-def _need_folder(output: Path) -> None:
-    if not output.parent.is_dir():
-        raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
-
-
-def refuse(paths: Sequence[Path], *, force: bool) -> None:
-    """Raise :class:`OutputExistsError` for a folder, and for a file unless ``force`` is on."""
-    for path in paths:
-        if path.is_dir():
-            raise OutputExistsError(f"{path}: is a folder and was left untouched; choose another -o")
-        if path.exists() and not force:
-            raise OutputExistsError(f"{path} already exists. Use --force to replace it or -o to write elsewhere.")
-
-
 def check_page(path: Path, *, force: bool) -> None:
     """Refuse to replace what no earlier report wrote.
 
@@ -193,7 +178,7 @@ def check_page(path: Path, *, force: bool) -> None:
     if path.is_file() and not force:
         with path.open("rb") as file:
             force = MARK in file.read(_HEAD)
-    refuse([path], force=force)
+    keep_existing(path, force=force)
 
 
 def put(path: Path, data: bytes) -> None:

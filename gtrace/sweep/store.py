@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.errors import OutputExistsError, TraceError, need_folder
 from gtrace.sweep.reading import (
     check_ends,
     content_bytes,
@@ -278,8 +278,7 @@ class ResultStore:
             UsageError: its folder does not exist.
             TraceError: it cannot be written.
         """
-        if not path.parent.is_dir():
-            raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
+        need_folder(path)
         with ExitStack() as owner, _writing(path):
             new = owner.enter_context(own(path))
             if not new:

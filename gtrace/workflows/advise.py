@@ -19,7 +19,7 @@ from gtrace.capture.probe import ProbeOptions, ProbeTimings
 from gtrace.codecs import Codec, expecting
 from gtrace.codecs import codec as build_codec
 from gtrace.costs import Cluster, time_step
-from gtrace.errors import OutputExistsError, ScriptError, UsageError
+from gtrace.errors import ScriptError, UsageError, check_folder, need_folder
 from gtrace.planning import Budget, Plan, curves_of, make_plan, save_plan
 from gtrace.report.analysis.families import PLAIN
 from gtrace.report.analysis.savings import PAYLOADS, Savings, savings_of_sweep
@@ -220,14 +220,8 @@ def advise(
 
 def _prepare(folder: Path, *, force: bool) -> None:
     """A folder for the results. Those of an earlier advice stay until there is something to replace them."""
-    if folder.exists():
-        if not folder.is_dir():
-            raise OutputExistsError(f"{folder}: is a file and was left untouched; choose another -o")
-        ours = (folder / RECORD).exists() or not any(folder.iterdir())
-        if not ours and not force:
-            raise OutputExistsError(f"{folder}: holds something else and was left untouched; use --force or -o")
-    if not folder.parent.is_dir():
-        raise UsageError(f"{folder}: the folder {folder.parent} does not exist; create it or choose another -o")
+    check_folder(folder, force=force or (folder / RECORD).exists())
+    need_folder(folder)
     folder.mkdir(exist_ok=True)
     (folder / RECORD).touch()
 

@@ -44,8 +44,8 @@ class _AdviseOptions:
     )
     noise: HorizonSettings = nested(HorizonSettings)
     seconds: float = option(40.0, metavar="SECONDS", help="Stop the script after so much training.")
-    is_module: bool = option(False, names=("-m",), help="TARGET is the name of a module, like python -m.")
-    output: Path | None = option(None, names=("-o", "--output"), help="Folder for all results.  [default: NAME.advice]")
+    is_module: bool = option(False, help="TARGET is the name of a module, like python -m.")
+    output: Path | None = option(None, help="Folder for all results.  [default: NAME.advice]")
     force: bool = option(False, help="Use a folder that holds something else, too; that stays.")
     as_json: bool = option(False, **JSON)
 
@@ -213,7 +213,7 @@ def _run(words: Sequence[str], folder: Path) -> str:
 
 @dataclass(frozen=True)
 class _DemoSettings:
-    output: Path = option(Path("demo"), names=("-o", "--output"), help="Folder to fill.")
+    output: Path = option(Path("demo"), help="Folder to fill.")
     force: bool = option(False, help="Replace what an earlier demo wrote there.")
 
 

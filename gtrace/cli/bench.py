@@ -23,9 +23,9 @@ class _BenchSettings:
     )
     quick: bool = option(False, help="A smoke test in seconds, on one small network; for no paper.")
     jobs: int | None = option(None, minimum=1, help="Workers.  [default: all processors]")
-    output: tuple[Path, ...] = option((), names=("-o", "--output"), help="Also write the tables: x.md or x.tex.")
+    output: tuple[Path, ...] = option((), help="Also write the tables: x.md or x.tex.")
     force: bool = option(False, help="Overwrite.")
-    as_json: bool = option(False, names=("--json",), help="Print every number as JSON instead.")
+    as_json: bool = option(False, help="Print every number as JSON instead.")
 
 
 @click.command("bench", cls=Command)
@@ -98,11 +98,9 @@ def _share(_context: click.Context, _option: click.Parameter, text: str) -> floa
 class _PredictSettings:
     first: float = option("100%", type=str, metavar="SHARE", callback=_share, help="Steps whose measures count.")
     exclude: tuple[str, ...] = option((), metavar="GLOB", help="Leave codecs out, e.g. 'ef:*'.")
-    output: Path | None = option(
-        None, names=("-o", "--output"), help="Draw the measures over the losses: .png, .svg, .pdf."
-    )
+    output: Path | None = option(None, help="Draw the measures over the losses: .png, .svg, .pdf.")
     force: bool = option(False, help="Replace an existing figure.")
-    as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
+    as_json: bool = option(False, help="Print JSON instead of a table.")
 
 
 @click.command("predict", cls=Command, epilog="Example: gtrace study predict digits-mlp-compare.jsonl -o predicts.svg")

@@ -44,10 +44,8 @@ if TYPE_CHECKING:
 class CaptureTarget:
     """What ``gtrace capture`` records, of which kind of program, and where it goes."""
 
-    output: Path | None = option(
-        None, names=("-o", "--output"), help="Trace to write, .zarr or .h5.  [default: SCRIPT.zarr]"
-    )
-    is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, like python -m.")
+    output: Path | None = option(None, help="Trace to write, .zarr or .h5.  [default: SCRIPT.zarr]")
+    is_module: bool = option(False, help="SCRIPT is the name of a module, like python -m.")
     is_code: bool = option(
         False, advanced=True, names=("-c",), help="SCRIPT is code, like python -c; the trace is run.zarr."
     )

@@ -41,10 +41,10 @@ class _FormatsSettings:
     steps: tuple[int, ...] | None = option(
         None, **STEPS | {"help": "Only these steps, e.g. 0,10,100-200.  [default: 16 of them]"}
     )
-    output: Path | None = option(None, names=("-o", "--output"), help="Write the table to this TOML file.")
+    output: Path | None = option(None, help="Write the table to this TOML file.")
     full: bool = option(False, help="Print every tensor with scales, errors and margins.")
     force: bool = option(False, help="Overwrite the file.")
-    as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
+    as_json: bool = option(False, help="Print JSON instead of a table.")
 
 
 @click.command(

@@ -44,7 +44,7 @@ class _InfoSettings:
     )
     follow: bool = option(False, help="Show a trace that is being written, until its capture ends or Ctrl-C.")
     full: bool = option(False, help="Print every tensor and column, not only the tensors with most energy.")
-    as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
+    as_json: bool = option(False, help="Print JSON instead of a table.")
 
 
 @click.command("info", cls=Command, epilog="Example: gtrace info run.zarr --tensors '*.weight'")

@@ -122,6 +122,14 @@ def words(text: str, option: str | None = None) -> list[str]:
 
 #: the annotation of a field, or of its items -> what click makes of a text
 _TYPES: dict[str, Any] = {"str": str, "int": int, "float": float, "Path": click.Path(path_type=Path)}
+#: how options are written everywhere that are not ``--their-name``
+_NAMES = {
+    "output": ("-o", "--output"),
+    "as_json": ("--json",),
+    "is_module": ("-m",),
+    "plans": ("--plan",),
+    "groups": ("--group",),
+}
 #: what a field says about itself that is not an argument of ``click.option``
 _OWN = {"help", "choices", "minimum", "maximum", "opposite", "commas", "names", "only", "call"}
 #: in a context's ``meta``: the help shows every option
@@ -186,7 +194,7 @@ def options(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     A field says in its metadata (:func:`gtrace.settings.option`) its ``help`` and, if they apply:
 
-    - ``names``: how it is written if not ``--its-name``
+    - ``names``: how it is written if neither ``--its-name`` nor as in ``_NAMES``
     - ``choices``; ``minimum`` and ``maximum`` of an integer
     - ``commas``: may be given again, or hold several values with commas
     - ``opposite``: the flag's opposite, which is the default
@@ -266,13 +274,18 @@ def refuse(settings: object, only: str, why: str) -> None:
 
 def option_name(field: Field[Any]) -> str:
     """How a user writes an option, e.g. ``--batch-size``."""
-    names: tuple[str, ...] = field.metadata.get("names", (f"--{field.name.replace('_', '-')}",))
-    return names[-1]
+    return _names(field)[-1]
+
+
+def _names(field: Field[Any]) -> tuple[str, ...]:
+    usual = _NAMES.get(field.name, (f"--{field.name.replace('_', '-')}",))
+    names: tuple[str, ...] = field.metadata.get("names", usual)
+    return names
 
 
 def _option(field: Field[Any]) -> Callable[[F], F]:
     about, kind = field.metadata, str(field.type).removesuffix(" | None")
-    names = about.get("names", (option_name(field),))
+    names = _names(field)
     given: dict[str, Any] = {"help": about["help"]}
     if kind == "bool":
         given |= {"is_flag": True, "default": field.default}
@@ -322,7 +335,7 @@ class CodecSettings:
 
 
 #: ``--json`` of commands that print text
-JSON: dict[str, Any] = {"names": ("--json",), "help": "Print JSON instead of text."}
+JSON: dict[str, Any] = {"help": "Print JSON instead of text."}
 #: ``--steps`` of commands that read a trace
 STEPS: dict[str, Any] = {
     "type": NumberList("steps", step_numbers),

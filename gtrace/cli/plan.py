@@ -368,7 +368,7 @@ class PlanSettings:
     )
     goal: GoalSettings = nested(GoalSettings)
     groups: tuple[str, ...] = option(
-        (), **_MADE, names=("--group",), metavar="NAME=GLOB", help="One codec for these tensors: NAME=GLOB[,GLOB]."
+        (), **_MADE, metavar="NAME=GLOB", help="One codec for these tensors: NAME=GLOB[,GLOB]."
     )
     uniform: bool = option(False, advanced=True, help="The best single codec within the budget instead.")
     tensors: str | None = option(None, **_MADE, help="Only tensors that match one of these globs, comma-separated.")
@@ -388,12 +388,10 @@ class PlanSettings:
         None, advanced=True, call=("measure",), minimum=1, help="Workers.  [default: all processors]"
     )
     plugin: tuple[Path, ...] = option((), advanced=True, **PLUGIN)
-    output: Path | None = option(
-        None, names=("-o", "--output"), help="A .toml or .json file.  [default: TRACE.plan.toml]"
-    )
+    output: Path | None = option(None, help="A .toml or .json file.  [default: TRACE.plan.toml]")
     full: bool = option(False, help="Print every tensor and note, not only the answer.")
     force: bool = option(False, help="Overwrite the file.")
-    as_json: bool = option(False, names=("--json",), help="Print the plan as JSON instead of tables.")
+    as_json: bool = option(False, help="Print the plan as JSON instead of tables.")
 
 
 @click.command("plan", cls=CommandWithCommands, epilog="Afterwards: gtrace train --plan plan.toml train.py")
@@ -596,7 +594,7 @@ _PLAN = click.Path(path_type=Path)
 @dataclass(frozen=True)
 class _PlanDiffSettings:
     plugin: tuple[Path, ...] = option((), help="A Python file with codecs of your own that a plan names; it is run.")
-    as_json: bool = option(False, names=("--json",), help="Print JSON instead of tables.")
+    as_json: bool = option(False, help="Print JSON instead of tables.")
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,12 @@ if TYPE_CHECKING:
 class _ReportSettings:
     output: Path | None = option(
         None,
-        names=("-o", "--output"),
         help="A .html page, tables as .md, .tex, .csv, .jsonl or .parquet, or a folder for the page and each figure.  "
         "[default: NAME.report.html here]",
     )
     groups: tuple[str, ...] = option(
         (),
         call=("report",),
-        names=("--group",),
         metavar="NAME=GLOB",
         help="Sum a sweep up by groups of tensors, too: NAME=GLOB[,GLOB], several times; or the word layer, or tensor.",
     )
@@ -81,9 +79,7 @@ class _ReportSettings:
     noise: HorizonSettings = nested(HorizonSettings)
     full: bool = option(False, help="Print every table and note, not only the answer; --group and --pair do, too.")
     force: bool = option(False, help="Replace a file that no earlier report wrote.")
-    as_json: bool = option(
-        False, names=("--json",), help="Print JSON instead of tables; no page unless -o asks for it."
-    )
+    as_json: bool = option(False, help="Print JSON instead of tables; no page unless -o asks for it.")
 
 
 @click.command("report", cls=Command)

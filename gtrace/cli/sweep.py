@@ -69,7 +69,6 @@ class SweepSettings:
     )
     plans: tuple[Path, ...] = option(
         (),
-        names=("--plan",),
         metavar="FILE",
         help="A plan, whose rows are called plan:NAME; may be repeated. Without --methods: only plans.",
     )
@@ -132,9 +131,9 @@ class SweepSettings:
         metavar="ADDRESS",
         help="Run on a Dask cluster: tcp://HOST:PORT, a scheduler file, or local:N processes here. Same rows.",
     )
-    output: Path | None = option(None, names=("-o", "--output"), help="Result file.  [default: TRACE.sweep.db]")
+    output: Path | None = option(None, help="Result file.  [default: TRACE.sweep.db]")
     force: bool = option(False, call=("sweep",), help="Start over: replace a result file that is there.")
-    as_json: bool = option(False, names=("--json",), help="Print a JSON summary instead of text.")
+    as_json: bool = option(False, help="Print a JSON summary instead of text.")
 
 
 @click.command("sweep", cls=Command)

@@ -127,9 +127,7 @@ def _fault_lines(faults: Sequence[Fault]) -> list[str]:
 @dataclass(frozen=True)
 class _PackSettings:
     output: Path | None = option(
-        None,
-        names=("-o", "--output"),
-        help="Trace to write, .zarr or .h5.  [default: a Zarr trace is replaced by its shards]",
+        None, help="Trace to write, .zarr or .h5.  [default: a Zarr trace is replaced by its shards]"
     )
     force: bool = option(False, help="Replace an existing trace.")
 
@@ -156,9 +154,7 @@ def _count_files(path: Path) -> int:
 
 @dataclass(frozen=True)
 class _SketchSettings:
-    output: Path | None = option(
-        None, names=("-o", "--output"), help="Trace to write, .zarr or .h5.  [default: TRACE.sketch.zarr]"
-    )
+    output: Path | None = option(None, help="Trace to write, .zarr or .h5.  [default: TRACE.sketch.zarr]")
     sketch: str = option(
         "l2:8192,linf:8192,none",
         help="Norms and bucket sizes, e.g. l2:8192,linf:none; none alone: the plain magnitudes.",
@@ -204,7 +200,7 @@ STATE_DICTS = dict.fromkeys((".pt", ".pth"), "gtrace.torch_hooks.statedicts:Stat
 
 @dataclass(frozen=True)
 class _ImportSettings:
-    output: Path = option(names=("-o", "--output"), help="The trace: .zarr, .h5 or .hdf5.")
+    output: Path = option(help="The trace: .zarr, .h5 or .hdf5.")
     pattern: str | None = option(
         None,
         call=("rules",),
@@ -268,9 +264,7 @@ def _show_import(made: Imported) -> None:
 class _ExportSettings:
     to: str = option("npz", choices=("npz", "safetensors", "parquet"), help="Format.")
     output: Path | None = option(
-        None,
-        names=("-o", "--output"),
-        help="The folder, for parquet the file.  [default: TRACE.npz, TRACE.safetensors or TRACE.parquet]",
+        None, help="The folder, for parquet the file.  [default: TRACE.npz, TRACE.safetensors or TRACE.parquet]"
     )
     tensors: tuple[str, ...] = option((), call=("choice",), **TENSORS)
     steps: tuple[int, ...] | None = option(None, call=("choice",), **STEPS)

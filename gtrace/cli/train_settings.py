@@ -61,7 +61,6 @@ class RunSettings:
     bits: int | None = option(None, help="Nominal bits of a codec that has them.")
     plans: tuple[Path, ...] = option(
         (),
-        names=("--plan",),
         metavar="FILE",
         help="A plan of gtrace plan, which names a codec for every tensor; for a task it may be repeated.",
     )
@@ -83,7 +82,7 @@ class RunSettings:
         None, only="task", call=("study",), minimum=1, help="Optimizer steps of a task.  [default: the task's]"
     )
     cluster: ClusterSettings = nested(ClusterSettings)
-    output: Path | None = option(None, names=("-o", "--output"), help="Run log.  [default: NAME-CODEC.jsonl]")
+    output: Path | None = option(None, help="Run log.  [default: NAME-CODEC.jsonl]")
     to: str | None = option(None, advanced=True, call=("script",), metavar="TRACKER", help=TO_HELP)
     force: bool = option(False, help="Replace an existing run log.")
     codecs: CodecSettings = nested(CodecSettings)
@@ -147,7 +146,7 @@ class RunSettings:
 class TrainSettings(RunSettings, CodecChoice):
     """The options of ``gtrace train``, those of ``CodecChoice`` first."""
 
-    is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, as for python -m.")
+    is_module: bool = option(False, help="SCRIPT is the name of a module, as for python -m.")
     rules: tuple[str, ...] = option(
         (),
         names=("--rule",),

@@ -5,50 +5,26 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+from click.shell_completion import shell_complete
 
 from gtrace import __version__
 from gtrace.cli.groups import COMMANDS, TopLevel
 from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, UsageError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
-class _ReaderWentAwayError(Exception):
-    """The reader of a pipe (head, less) has seen enough. Not an OSError, to which click gives an exit code of 1."""
-
-
-@contextmanager
-def _reader_may_leave() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise _ReaderWentAwayError from None
-    except SystemExit as end:
-        # rich answers a closed pipe with an exit of its own.
-        if isinstance(end.__context__, BrokenPipeError):
-            raise _ReaderWentAwayError from None
-        raise
-
-
-class _Gtrace(TopLevel):
-    """The program, whose reader may go away at any time."""
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        with _reader_may_leave():
-            return super().make_context(*args, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _reader_may_leave():
-            return super().invoke(ctx)
+#: which completion a shell asks for
+_COMPLETE = "_GTRACE_COMPLETE"
 
 
 @click.group(
-    cls=_Gtrace,
+    cls=TopLevel,
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="gtrace COMMAND --help shows the options of a command, with an example.",
@@ -74,9 +50,11 @@ def main(args: Sequence[str] | None = None) -> Any:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
     stderr = sys.stderr  # a script that is captured may put something else in its place
     try:
-        code = gtrace.main(args=list(args) if args is not None else None, prog_name="gtrace", standalone_mode=False)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        _say("interrupted; finished work is kept.", stderr)
+        code = _run(sys.argv[1:] if args is None else [*args])
+    except (click.exceptions.Abort, EOFError, KeyboardInterrupt) as error:
+        # A terminal shows Ctrl-C as ^C: the message gets a line of its own.
+        before = "" if isinstance(error, click.exceptions.Abort) else "\n"
+        _say("interrupted; finished work is kept.", stderr, before)
         code = EXIT_INTERRUPTED
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -87,7 +65,8 @@ def main(args: Sequence[str] | None = None) -> Any:
     except GtraceError as error:
         _say(str(error).replace("pass force=True to", "use --force to"), stderr)
         code = error.exit_code
-    except _ReaderWentAwayError:
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough.
         code = _stop_printing()
     except OSError as error:
         code = _refused_by_the_system(error, stderr)
@@ -100,6 +79,20 @@ def main(args: Sequence[str] | None = None) -> Any:
     except OSError as error:
         code = _refused_by_the_system(error, stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run(args: list[str]) -> Any:
+    """What a command returns. Not by ``gtrace.main``, which gives a closed pipe an exit code of 1."""
+    if wanted := os.environ.get(_COMPLETE):
+        return shell_complete(gtrace, {}, "gtrace", _COMPLETE, wanted)
+    try:
+        with gtrace.make_context("gtrace", args) as context:
+            return gtrace.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except SystemExit as end:
+        # rich answers a closed pipe with an exit of its own.
+        raise end.__context__ if isinstance(end.__context__, BrokenPipeError) else end from None
 
 
 #: what the system may refuse whatever gtrace does: what could not be done, and what helps
@@ -126,13 +119,13 @@ def _refused_by_the_system(error: OSError, stderr: TextIO) -> int:
 _SHOWN = 2000
 
 
-def _say(message: str, stderr: TextIO) -> None:
+def _say(message: str, stderr: TextIO, before: str = "") -> None:
     """One line on stderr, in which nothing that a file said can act on a terminal."""
     text = printable(message)
     if len(text) > 2 * _SHOWN:
         text = f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
     with suppress(OSError, ValueError):  # full, or closed by a captured script; the exit code says it, too
-        click.echo(f"gtrace: {text}", file=stderr)
+        click.echo(f"{before}gtrace: {text}", file=stderr)
 
 
 def _stop_printing() -> int:

@@ -98,7 +98,7 @@ def test_what_the_system_refuses_anywhere_is_one_line_and_other_errors_are_bugs(
     def refuse(*_, **__):
         raise error
 
-    monkeypatch.setattr("gtrace.cli.gtrace.main", refuse)
+    monkeypatch.setattr("gtrace.cli.gtrace.make_context", refuse)
     monkeypatch.setattr("gtrace.cli._stop_printing", int)
     if words is None:
         with pytest.raises(OSError, match="Bad file"):

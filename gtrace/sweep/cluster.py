@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 import zlib
-from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -223,7 +222,13 @@ class Bench:
         obstacle = build_obstacle(build(), session.build)
         if obstacle is not None:
             raise UsageError(obstacle)
-        _load(session.plugins)
+        for name, source in session.plugins:
+            # Each is run once; a newer version replaces an older one of the same name.
+            if _plugins.get(name) != source:
+                file = Path(_plugin_folder().name) / Path(name).name
+                file.write_bytes(source)
+                load_plugin(file)
+                _plugins[name] = source
         for name, package, digest in session.packages:
             require_installed(name, package, digest)
         try:
@@ -244,35 +249,15 @@ class Bench:
         self.gate = Gate(session.chunk)
 
 
-_benches: OrderedDict[Session, Bench] = OrderedDict()
-_plugins_loaded: dict[str, bytes] = {}
+#: a trace that leaves may still serve tasks: the last of them closes it
+_bench = functools.lru_cache(_MOST_OPEN)(Bench)
 _lock = threading.Lock()
-
-
-def _bench(session: Session) -> Bench:
-    with _lock:
-        if session not in _benches:
-            _benches[session] = Bench(session)
-            # Other tasks may still use it: the last of them closes it.
-            while len(_benches) > _MOST_OPEN:
-                _benches.popitem(last=False)
-        _benches.move_to_end(session)
-        return _benches[session]
+_plugins: dict[str, bytes] = {}
 
 
 @functools.cache
 def _plugin_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="gtrace-plugins-")
-
-
-def _load(plugins: Iterable[tuple[str, bytes]]) -> None:
-    """Run plugins that the sender sent, each once; a newer version replaces an older one of the same name."""
-    for name, source in plugins:
-        if _plugins_loaded.get(name) != source:
-            file = Path(_plugin_folder().name) / Path(name).name
-            file.write_bytes(source)
-            load_plugin(file)
-            _plugins_loaded[name] = source
 
 
 def work(session: Session, task: Sequence[Part]) -> Iterator[Block]:
@@ -282,7 +267,8 @@ def work(session: Session, task: Sequence[Part]) -> Iterator[Block]:
         UsageError: this process runs another gtrace.
         TraceError: the trace cannot be read here.
     """
-    bench = _bench(session)
+    with _lock:
+        bench = _bench(session)
     for part in task:
         job = part.to_job()
         with bench.gate.held(0 if job.sketched else job.size):

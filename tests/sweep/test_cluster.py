@@ -227,7 +227,7 @@ def test_a_worker_that_is_killed_at_any_stage_loses_nothing(stage, trace, local,
             yield from (block for block, _ in zip(blocks(*_), range(1), strict=False))
             die()
 
-        cluster._benches.clear()
+        cluster._bench.cache_clear()
         blocks = replay.Replay.blocks
         if stage == "block":
             replay.Replay.blocks = one

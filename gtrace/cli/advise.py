@@ -19,7 +19,7 @@ import gtrace.report
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo, print_results, wide_console
 from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, pick, print_json
-from gtrace.errors import EXIT_INTERRUPTED, GtraceError, UsageError, check_folder
+from gtrace.errors import GtraceError, UsageError, check_folder
 from gtrace.report.names import duration, energy_share, number
 from gtrace.settings import nested, option
 from gtrace.training.tasks import sample_file
@@ -197,18 +197,14 @@ def _run(words: Sequence[str], folder: Path) -> str:
     if sys.path[0]:
         # A checkout that is run from its own folder is found from the demo's folder, too.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
-    try:
-        pipe, out = subprocess.PIPE, subprocess.STDOUT
-        done = subprocess.run(command, env=environment, check=False, cwd=folder, text=True, stdout=pipe, stderr=out)
-        code, printed = done.returncode, done.stdout
-    except KeyboardInterrupt:
-        code, printed = EXIT_INTERRUPTED, ""
-    if code:
-        sys.stderr.write(printed)
-        failure = GtraceError(f"demo: 'gtrace {words[0]}' ended with exit code {code}")
-        failure.exit_code = code
+    pipe, out = subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(command, env=environment, check=False, cwd=folder, text=True, stdout=pipe, stderr=out)
+    if done.returncode:
+        sys.stderr.write(done.stdout)
+        failure = GtraceError(f"demo: 'gtrace {words[0]}' ended with exit code {done.returncode}")
+        failure.exit_code = done.returncode
         raise failure
-    return printed
+    return done.stdout
 
 
 @dataclass(frozen=True)

@@ -413,6 +413,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
       gtrace plan digits_cnn.zarr --max-bits 4 --methods fp --formats e2m1,e3m2,e2m3,e4m3
     """
     from gtrace.planning import Budget, make_plan, save_plan
+    from gtrace.report.analysis.tensors import OTHERS, assign
     from gtrace.trace.remote import stem_of
 
     load_plugins(settings.plugin)
@@ -429,7 +430,8 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     goal = choose_goal(settings.goal, curves, outlook, error=isinstance(asked, Budget) and asked.kind == "error")
     for text in [*warnings, *goal.notes]:
         echo(f"gtrace: {text}", err=True)
-    groups = _groups(curves.tensors, settings.groups)
+    # All tensors that no group has are one more.
+    groups = {name: group for name, group in assign(curves.tensors, settings.groups).items() if group != OTHERS}
     budget = asked.budget(curves.sizes) if isinstance(asked, TimeLimit) else asked
     if not settings.uniform and "trace" in about:
         curves = _refined(trace, curves, settings, budget, groups)
@@ -570,14 +572,6 @@ def _steps(made: Codec, per_bit: int) -> list[int]:
     most = (1 << given["bits"] - 1) - 1
     between = {round(most * 2 ** (-k / per_bit)) for k in range(1, per_bit)}
     return [steps for steps in sorted(between) if most // 2 < steps < most]
-
-
-def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]:
-    if not groups:
-        return {}
-    from gtrace.report.analysis.tensors import OTHERS, assign
-
-    return {tensor: group for tensor, group in assign(tensors, groups).items() if group != OTHERS}
 
 
 def _provenance(settings: PlanSettings, curves: Curves) -> dict[str, Any]:

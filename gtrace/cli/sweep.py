@@ -184,7 +184,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
             codecs,
             tensors=globs,
             steps=steps,
-            refit=_refit(settings.refit),
+            refit=step_numbers(settings.refit, "--refit") if settings.refit[:1].isdigit() else settings.refit,
             leave_out=chosen.many,
             output=path,
             command=sys.argv,
@@ -317,11 +317,3 @@ def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
     where = f"{count(len(tensors), 'tensor')} at {count(len(steps), 'step')}"
     echo(f"{len(result)} rows: {count(len(codecs), 'codec')} on {where}")
     echo(f"{path}\nnext: gtrace report {path}")
-
-
-def _refit(text: str) -> str | list[int]:
-    if text in ("pooled", "previous", "each", "once"):
-        return text
-    if not text[:1].isdigit():
-        raise UsageError(f"--refit: '{text}' is unknown; choose pooled, previous, each, once or steps such as 0,100")
-    return list(step_numbers(text, "--refit"))

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 import click
 
 import gtrace.report
-from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo, print_results, wide_console
-from gtrace.cli.options import JSON, Command, HorizonSettings, arguments, options, pick, print_json
+from gtrace.cli.options import ClusterSettings, Command, HorizonSettings, arguments, options, pick, print_json
 from gtrace.errors import GtraceError, UsageError, check_folder
 from gtrace.report.names import duration, energy_share, number
 from gtrace.settings import nested, option
@@ -47,7 +46,7 @@ class _AdviseOptions:
     is_module: bool = option(False, help="TARGET is the name of a module, like python -m.")
     output: Path | None = option(None, help="Folder for all results.  [default: NAME.advice]")
     force: bool = option(False, help="Use a folder that holds something else, too; that stays.")
-    as_json: bool = option(False, **JSON)
+    as_json: bool = option(False, help="Print JSON instead of text.")
 
 
 @click.command("advise", cls=Command, context_settings={"allow_interspersed_args": False})
@@ -69,7 +68,7 @@ def command(settings: _AdviseOptions, target: str, args: tuple[str, ...]) -> Non
     """
     from gtrace.workflows.advise import advise
 
-    cluster = chosen_cluster(settings.cluster.cluster)
+    cluster = settings.cluster.chosen()
     if settings.bandwidth is not None and cluster is None:
         raise UsageError("--bandwidth: needs the number of ranks, e.g. --cluster 8x25Gbit/s.")
     if not settings.seconds > 0:

@@ -13,7 +13,7 @@ import click
 
 from gtrace.cli.console import echo, plain_table
 from gtrace.cli.groups import complete_codec
-from gtrace.cli.options import JSON, PLUGIN, Command, load_plugins, options, pick, print_json
+from gtrace.cli.options import PLUGIN, Command, load_plugins, options, pick, print_json
 from gtrace.errors import GtraceError, printable
 from gtrace.settings import option
 
@@ -30,7 +30,7 @@ _WIDEST = 100
 @dataclass(frozen=True)
 class _CodecsSettings:
     plugin: tuple[Path, ...] = option((), **PLUGIN)
-    as_json: bool = option(False, **JSON)
+    as_json: bool = option(False, help="Print JSON instead of text.")
 
 
 @click.command("codecs", cls=Command)

@@ -16,11 +16,14 @@ from gtrace.units import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
     from rich.table import Table
 
+    from gtrace.costs import Cluster
+    from gtrace.report.analysis.savings import Savings
     from gtrace.trace import TensorInfo
 
 
@@ -144,6 +147,27 @@ def print_results(columns: Mapping[str, Sequence[str]], *, width: int = 10, gap:
     console = Console(highlight=False)
     console.print(table)
     return console
+
+
+def savings_of_log(path: Path, cluster: Cluster | None) -> Savings | None:
+    """What the codecs of a run log save; None without a cluster, or where nothing travels between ranks."""
+    if cluster is None:
+        return None
+    from gtrace.report.analysis.runs import analyze_runs
+    from gtrace.report.analysis.savings import savings_of_runs
+    from gtrace.runlog import read_runlog
+
+    return savings_of_runs(analyze_runs(read_runlog(path), path.name), cluster)
+
+
+def print_savings(savings: Savings | None, *, err: bool = False) -> None:
+    """The section of a report on what codecs save, on a terminal."""
+    if savings is None:
+        return
+    from gtrace.report.sections.savings import savings_section
+    from gtrace.report.text import print_sections
+
+    print_sections([savings_section(savings)], wide_console(err=err))
 
 
 def status_line(line: str) -> None:

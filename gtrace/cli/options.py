@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 import sys
+import tomllib
 from dataclasses import MISSING, Field, dataclass, fields
 from decimal import Decimal
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gtrace.codecs import Codec
+    from gtrace.costs import Cluster
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -258,6 +260,57 @@ class HorizonSettings:
     )
 
 
+#: where a cluster may be written down: file -> the tables that its key is in
+_FILES = {"gtrace.toml": (), "pyproject.toml": ("tool", "gtrace")}
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """The machines between which gradients travel."""
+
+    cluster: str | None = option(
+        None,
+        metavar="CLUSTER",
+        help="Ranks x link speed, then the compute time of a step: 8x25Gbit/s,180ms. More parts: backward=120ms, "
+        "latency=20us, bucket=25MiB, codec=2Gvalues/s.  [default: cluster in gtrace.toml or pyproject.toml here]",
+    )
+
+    def chosen(self, *, timed: bool = False) -> Cluster | None:
+        """The cluster of ``--cluster``, else the one written down in the current folder; None without either.
+
+        If it must be ``timed``, the option needs the compute time of a step; one written down without counts as none.
+        """
+        from gtrace.costs import parse_cluster
+
+        text = self.cluster
+        if text is None:
+            place, written = _written_down()
+            found = None if written is None else parse_cluster(written, place)
+            return None if found is None or (timed and found.step_time is None) else found
+        cluster = parse_cluster(text)
+        if timed and cluster.step_time is None:
+            raise UsageError(f"--cluster: '{text}' needs the compute time of a step here, e.g. {text},180ms.")
+        return cluster
+
+
+def _written_down() -> tuple[str, str | None]:
+    """The cluster of ``gtrace.toml``, or of ``[tool.gtrace]`` in ``pyproject.toml``, behind its place for messages."""
+    for file, tables in _FILES.items():
+        path = Path(file)
+        if not path.is_file():
+            continue
+        try:
+            found: Any = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise TraceError(f"{file}: cannot be read as TOML ({error}).") from None
+        for table in tables:
+            found = found.get(table) or {}
+        text = found.get("cluster") if isinstance(found, dict) else None
+        if text is not None:
+            return f"{file}: cluster", str(text)
+    return "", None
+
+
 def arguments(settings: Any, call: str) -> dict[str, Any]:
     """The settings that a call takes under their own names."""
     names = (field.name for field in fields(settings) if call in field.metadata.get("call", ()))
@@ -334,8 +387,6 @@ class CodecSettings:
     plugin: tuple[Path, ...] = option((), advanced=True, **PLUGIN)
 
 
-#: ``--json`` of commands that print text
-JSON: dict[str, Any] = {"help": "Print JSON instead of text."}
 #: ``--steps`` of commands that read a trace
 STEPS: dict[str, Any] = {
     "type": NumberList("steps", step_numbers),

@@ -17,13 +17,13 @@ import click
 import numpy as np
 
 from gtrace import __version__
-from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import TensorColumn, echo, print_columns, stdout_console, wide_console
 from gtrace.cli.groups import CommandWithCommands, complete_specs
 from gtrace.cli.options import (
     INTEGERS,
     PLUGIN,
     STEPS,
+    ClusterSettings,
     Command,
     HorizonSettings,
     TracePath,
@@ -131,7 +131,7 @@ class TimeLimit:
         """Read ``--step-time`` and what refines it."""
         said = f"--step-time {settings.step_time}"
         limit = parse_seconds(settings.step_time or "", "--step-time")
-        cluster = chosen_cluster(settings.cluster.cluster)
+        cluster = settings.cluster.chosen()
         if cluster is None:
             raise UsageError(f"{said}: needs the machines, e.g. --cluster 8x25Gbit/s,{limit / 2 * 1e3:g}ms.")
         return cls(said, limit, cluster, settings.exchange)

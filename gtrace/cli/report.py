@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 import gtrace.report
-from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.console import echo, wide_console
 from gtrace.cli.groups import complete_figure
-from gtrace.cli.options import Command, HorizonSettings, arguments, options, print_json
+from gtrace.cli.options import ClusterSettings, Command, HorizonSettings, arguments, options, print_json
 from gtrace.errors import UsageError, keep_inputs
 from gtrace.report.names import count
 from gtrace.settings import nested, option
@@ -123,7 +122,7 @@ def command(settings: _ReportSettings, results: tuple[Path, ...]) -> None:
     text = settings.cluster.cluster
     if text is not None and settings.ranks is not None:
         raise UsageError(f"--ranks {settings.ranks}: --cluster {text} already says how many ranks; leave one out.")
-    cluster = chosen_cluster(text)
+    cluster = settings.cluster.chosen()
     if settings.figure is None:
         _write(settings, list(results), cluster)
         return

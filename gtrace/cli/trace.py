@@ -13,7 +13,7 @@ import click
 
 from gtrace.cli.console import echo, step_progress
 from gtrace.cli.groups import SUBCOMMANDS, LazyGroup
-from gtrace.cli.options import JSON, STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
+from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import EXIT_INPUT, EXIT_OK, printable, size_text
 from gtrace.report.names import count, literal
 from gtrace.settings import KIND, option
@@ -38,7 +38,7 @@ class _CheckSettings:
     repair: bool = option(
         False, help="Make a damaged or interrupted trace usable; a damaged one is kept as NAME.damaged."
     )
-    as_json: bool = option(False, **JSON)
+    as_json: bool = option(False, help="Print JSON instead of text.")
 
 
 @click.command("check", cls=Command, epilog="Example: gtrace trace check run.zarr --repair")
@@ -163,7 +163,7 @@ class _SketchSettings:
     merge_steps: int = option(1, minimum=1, help="Sum the sketches of this many consecutive recorded steps.")
     tensors: tuple[str, ...] = option((), **TENSORS)
     force: bool = option(False, help="Replace an existing trace.")
-    as_json: bool = option(False, **JSON)
+    as_json: bool = option(False, help="Print JSON instead of text.")
 
 
 @click.command("sketch", cls=Command, epilog="Example: gtrace trace sketch run.zarr -o small.zarr --merge-steps 10")
@@ -212,7 +212,7 @@ class _ImportSettings:
     tensors: tuple[str, ...] = option((), call=("rules",), **TENSORS)
     kind: str = option("weight", call=("rules",), **KIND | {"help": "What the arrays are."})
     force: bool = option(False, help="Replace a trace that is there.")
-    as_json: bool = option(False, **JSON)
+    as_json: bool = option(False, help="Print JSON instead of text.")
 
 
 @click.command("import", cls=Command)
@@ -272,7 +272,7 @@ class _ExportSettings:
     optimizer: int | None = option(None, call=("choice",), metavar="N", help="Only tensors that this optimizer steps.")
     rank: int | None = option(None, call=("choice",), metavar="N", help="Only this process of several.")
     force: bool = option(False, help="Replace a file or an earlier export that is there.")
-    as_json: bool = option(False, **JSON)
+    as_json: bool = option(False, help="Print JSON instead of text.")
 
 
 @click.command("export", cls=Command)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.groups import SUBCOMMANDS, LazyGroup, complete_specs, use_instead
-from gtrace.cli.options import JSON, Command, codec_with, load_plugins, options, print_json, refuse
+from gtrace.cli.options import Command, codec_with, load_plugins, options, print_json, refuse
 from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings, RunSettings, SeedsSettings, TrainSettings
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
@@ -161,7 +161,7 @@ def study() -> None:
 
 @dataclass(frozen=True)
 class _TasksSettings:
-    as_json: bool = option(False, **JSON)
+    as_json: bool = option(False, help="Print JSON instead of text.")
 
 
 @click.command("tasks", cls=Command, epilog="Example: gtrace study tasks")

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
-from gtrace.cli.console import echo
+from gtrace.cli.console import echo, print_savings, savings_of_log
 from gtrace.cli.options import arguments, file_name, load_plugins, pick, print_json
 from gtrace.codecs import Identity, codec
 from gtrace.codecs.assignment import CodecTable
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple[str, ...]) -> int:
     """Run the program with a codec on its gradients; returns the exit code."""
-    cluster = chosen_cluster(settings.cluster.cluster, timed=True)
+    cluster = settings.cluster.chosen(timed=True)
     program = Program(script, args, settings.is_module)
     program.check()
     log = settings.output or Path(f"{program.stem}-{file_name(str(chosen))}.jsonl")
@@ -135,7 +134,7 @@ def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, a
 
     Returns the exit code.
     """
-    cluster = chosen_cluster(settings.cluster.cluster, timed=True)
+    cluster = settings.cluster.chosen(timed=True)
     codecs = [one for one in chosen if not isinstance(one, Identity)]
     if not codecs:
         raise UsageError("--codec none is the baseline itself; name a codec to compare with it")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gtrace.cli.cluster import ClusterSettings
 from gtrace.cli.groups import complete_spec, complete_specs, complete_task
-from gtrace.cli.options import JSON, CodecSettings
+from gtrace.cli.options import ClusterSettings, CodecSettings
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.settings import nested, option
 from gtrace.trackers import TO_HELP
@@ -139,7 +138,7 @@ class RunSettings:
         help="Every K steps of a task measure the averaged gradient's errors, as a sweep does, and what the codec's "
         "noise costs over the steps that are left.",
     )
-    as_json: bool = option(False, advanced=True, **JSON)
+    as_json: bool = option(False, advanced=True, help="Print JSON instead of text.")
 
 
 @dataclass(frozen=True)

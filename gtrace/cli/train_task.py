@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
-from gtrace.cli.console import echo, print_results, step_progress
+from gtrace.cli.console import echo, print_results, print_savings, savings_of_log, step_progress
 from gtrace.cli.options import arguments, file_name, pick, print_json, words
 from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings
 from gtrace.costs import Cluster, parse_network
@@ -50,7 +49,7 @@ def run_task(settings: CompareSettings, chosen: list[Coding]) -> None:
             if neural
             else f"--cluster: is for gradients that are exchanged at every step; leave out {joint}."
         )
-    cluster = None if neural or joint else chosen_cluster(settings.cluster.cluster, timed=True)
+    cluster = None if neural or joint else settings.cluster.chosen(timed=True)
     task = settings.task or DEFAULT_TASK
 
     choosing = [PolicySpec.parse(text) for text in settings.policies or (FIXED,)]

@@ -12,8 +12,7 @@ from gtrace.cli.options import pick, print_json
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.report.analysis.runs import known_mean
 from gtrace.report.names import count, literal, number, sparkline
-from gtrace.sweep.formats import FormatTrial, LayerFormats
-from gtrace.sweep.laws import LayerLaws, follow_laws, judge, verdict_sentences
+from gtrace.sweep.laws import FormatTrial, LayerFormats, LayerLaws, follow_laws, judge, verdict_sentences
 from gtrace.trace.choose import choose_steps
 
 if TYPE_CHECKING:

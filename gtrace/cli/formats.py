@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from gtrace.sweep.formats import LayerFormat, LayerFormats
+    from gtrace.sweep.laws import LayerFormat, LayerFormats
     from gtrace.trace import Trace
 
 #: A layer that loses more than this to zero, or clips more than this, is marked.
@@ -61,7 +61,7 @@ def command(settings: _FormatsSettings, trace: Path | str) -> None:
     """
     from gtrace.planning.toml import check_suffix, dump
     from gtrace.report.files import put
-    from gtrace.sweep.formats import choose_formats, recipe
+    from gtrace.sweep.laws import choose_formats, recipe
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos, choose_steps
 

@@ -9,7 +9,7 @@ from gtrace.errors import UsageError
 from gtrace.fitting.floats import candidates, placed_error
 from gtrace.fitting.magnitudes import fit_magnitudes
 from gtrace.planning.toml import dump
-from gtrace.sweep.formats import choose_formats, recipe
+from gtrace.sweep.laws import choose_formats, recipe
 from gtrace.trace.choose import choose_infos
 
 BITS = (4, 6)

@@ -12,8 +12,7 @@ from gtrace.fitting.magnitudes import LAWS, Fit, Magnitudes
 from gtrace.fitting.sparsity import RULES
 from gtrace.report.names import count, listed
 from gtrace.settings import KINDS
-from gtrace.sweep.formats import FormatTrial, LayerFormats
-from gtrace.sweep.laws import ASKED, PruningTrial, follow_laws, judge, verdict_sentences
+from gtrace.sweep.laws import ASKED, FormatTrial, LayerFormats, PruningTrial, follow_laws, judge, verdict_sentences
 from gtrace.trace import TensorInfo, Trace, open_trace
 from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import math
 import re
@@ -41,6 +40,7 @@ from gtrace.errors import UsageError, check_output, suggest
 from gtrace.planning.toml import check_suffix, load
 from gtrace.report.names import listed, literal, number
 from gtrace.settings import KIND, nested, option
+from gtrace.trace.choose import choose_infos, choose_steps, matching
 from gtrace.units import parse_bits, parse_seconds
 
 if TYPE_CHECKING:
@@ -275,16 +275,8 @@ def weigh(curves: Curves, weights: Sequence[str]) -> Curves:
     found = dict.fromkeys(curves.tensors, 1.0)
     # The first pattern that fits counts.
     for pattern, by in reversed(pairs):
-        found |= dict.fromkeys(_fitting(curves.tensors, pattern, "--weight"), by)
+        found |= dict.fromkeys(matching(curves.tensors, [pattern], option="--weight"), by)
     return curves.weighted(np.array([*found.values()]))
-
-
-def _fitting(names: Sequence[str], pattern: str, said: str) -> list[str]:
-    """The names that are that pattern, or fit it."""
-    found = [name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)]
-    if not found:
-        raise UsageError(f"{said}: no tensor matches '{pattern}'; {suggest(pattern, names)}")
-    return found
 
 
 def _pairs(text: str) -> Iterable[tuple[str, float]]:
@@ -477,7 +469,6 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, Outlook,
         outlook = outlook_on(result, np.unique(result["step"]), noise.batch, noise.horizon)
         return curves_of(_chosen_rows(result, settings)), outlook, provenance, []
     from gtrace.trace import open_trace
-    from gtrace.trace.choose import choose_infos, choose_steps
 
     codecs = _codecs(settings)
     with open_trace(trace) as opened:
@@ -506,10 +497,7 @@ def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
         keep &= np.isin(result["method"], wanted) | np.isin(result["codec"], [*wanted, *specs.values()])
     if settings.tensors is not None:
         names = list(dict.fromkeys(result["tensor"].tolist()))
-        chosen = [
-            name for pattern in words(settings.tensors, "--tensors") for name in _fitting(names, pattern, "--tensors")
-        ]
-        keep &= np.isin(result["tensor"], chosen)
+        keep &= np.isin(result["tensor"], [*matching(names, words(settings.tensors, "--tensors"))])
     if settings.steps is not None:
         keep &= np.isin(result["step"], settings.steps)
     if not keep.any():

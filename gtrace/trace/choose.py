@@ -70,7 +70,7 @@ def choose_infos(
     return [info for info in infos if not globs or info.name in chosen]
 
 
-def matching(names: Sequence[str], globs: Sequence[str], own: str = "") -> set[str]:
+def matching(names: Sequence[str], globs: Sequence[str], own: str = "", option: str = "--tensors") -> set[str]:
     """The names that fit one of the globs, with ``own`` in front or without. A name fits itself, as ``w[0]`` does.
 
     Raises:
@@ -81,7 +81,7 @@ def matching(names: Sequence[str], globs: Sequence[str], own: str = "") -> set[s
         both = ((name, {name, name.removeprefix(own)}) for name in names)
         found = {name for name, spelled in both if glob in spelled or fnmatch.filter(spelled, glob)}
         if not found:
-            raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
+            raise UsageError(f"{option}: no tensor matches '{glob}'; {suggest(glob, names)}")
         chosen |= found
     return chosen
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -238,22 +237,19 @@ def measure(
     rotated = [item for item in codecs if expected_on_any(item, 1) is not None]
     # Something must look at the energies.
     codecs = [item for item in codecs if item not in rotated] or [codec(EXACT)]
-    table = _Filled([str(item) for item in codecs])
-    noted: list[tuple[str, int, object]] = []
+    parts: list[Mapping[str, Any]] = []
 
     def sink(block: Block) -> None:
-        for found in block.tables:
-            table.add([identity["codec"] for identity in found.identities], found.columns)
-            columns = np.broadcast_arrays(
-                *(np.array(found.columns[name], object) for name in ("tensor", "step", "note"))
-            )
-            noted.extend(zip(*(column.reshape(-1).tolist() for column in columns), strict=True))
-        for row in block.rows:
-            table.add([row["codec"]], row)
-            noted.append((row["tensor"], row["step"], row["note"]))
+        parts.extend({**one.columns, "codec": [name["codec"] for name in one.identities]} for one in block.tables)
+        parts.extend({**row, "codec": [row["codec"]]} for row in block.rows)
 
     warnings = expectations(trace, codecs, sink, steps=steps, tensors=tensors, **settings)
-    curves = table.curves([info.name for info in trace.tensors])
+    columns = {
+        name: np.concatenate([np.broadcast_to(np.array(part.get(name), kind), len(part["codec"])) for part in parts])
+        for name, kind in {**_COLUMNS, "note": object}.items()
+    }
+    curves = _filled([str(item) for item in codecs], columns, [info.name for info in trace.tensors])
+    noted = zip(*(columns[name].tolist() for name in ("tensor", "step", "note")), strict=True)
     return curves.joined(_on_any(curves, rotated)), [*warnings, *nonfinite_line(noted)]
 
 
@@ -282,64 +278,44 @@ def curves_of(result: SweepResult) -> Curves:
         UsageError: it has no rows of single tensors.
     """
     specs = [spec for spec in dict.fromkeys(result["codec"].tolist()) if not spec.startswith("plan:")]
-    table = _Filled(specs)
-    wanted = ("n", "energy", "bits_total", "squared_error")
-    cells: dict[tuple[str, int, str], dict[bool, list[dict[str, float]]]] = {}
-    for tensor, step, spec, draw, *numbers in zip(
-        *(result[name].tolist() for name in ("tensor", "step", "codec", "draw", *wanted)), strict=True
-    ):
-        if tensor != WHOLE_MODEL and not spec.startswith("plan:"):
-            kind = cells.setdefault((tensor, step, spec), {})
-            kind.setdefault(draw == EXPECTATION, []).append(dict(zip(wanted, numbers, strict=True)))
-    for (tensor, step, spec), rows in cells.items():
-        # Measured bits and expected error, as in a report.
-        drawn, expected = rows.get(False, []), rows.get(True, [])
-        bits = np.mean([row["bits_total"] for row in drawn or expected])
-        lost = np.mean([row["squared_error"] for row in expected or drawn])
-        row = {"tensor": tensor, "step": step, **(expected or drawn)[0], "bits_total": bits, "squared_error": lost}
-        table.add([spec], row)
-    return table.curves()
+    keep = np.isin(result["codec"], specs) & (result["tensor"] != WHOLE_MODEL)
+    columns = {name: result[name][keep] for name in _COLUMNS}
+    expected = result["draw"][keep] == EXPECTATION
+    places: dict[tuple[str, int, str], int] = {}
+    names = zip(*(columns[name].tolist() for name in ("tensor", "step", "codec")), strict=True)
+    cell = np.array([places.setdefault(one, len(places)) for one in names], np.int64)
+    # Measured bits and expected error, as in a report.
+    for name, wanted in (("bits_total", ~expected), ("squared_error", expected)):
+        used = wanted | (np.bincount(cell, wanted) == 0)[cell]
+        columns[name] = (np.bincount(cell[used], columns[name][used]) / np.bincount(cell[used]))[cell]
+    return _filled(specs, columns)
 
 
-class _Filled:
-    """Collects rows until their tensors and steps are known."""
+#: what curves need of rows
+_COLUMNS = {"tensor": object, "step": int, "codec": object} | dict.fromkeys(
+    ("n", "energy", "squared_error", "bits_total"), float
+)
 
-    def __init__(self, specs: Sequence[str]) -> None:
-        self._places = {spec: place for place, spec in enumerate([*(one for one in specs if one != EXACT), EXACT])}
-        #: (tensor, step) -> float64[2, O], bits and error; energy; elements
-        self._cells: dict[tuple[str, int], tuple[NDArray[np.float64], float, int]] = {}
 
-    def add(self, specs: Sequence[str], rows: Mapping[str, Any]) -> None:
-        """Add rows, given as columns or single values for all of them; a row without numbers was skipped."""
-        names = ("tensor", "step", "n", "energy", "squared_error", "bits_total")
-        each = [np.broadcast_to(np.array(rows.get(name)), len(specs)).tolist() for name in names]
-        for spec, tensor, step, size, energy, lost, bits in zip(specs, *each, strict=True):
-            if energy is None or not math.isfinite(energy):
-                continue
-            if (tensor, step) in self._cells:
-                cell = self._cells[tensor, step][0]
-            else:
-                cell = np.full((2, len(self._places)), np.nan)
-                cell[:, -1] = 32.0 * size, 0.0
-            self._cells[tensor, step] = cell, energy, size
-            cost, error = math.nan if bits is None else bits * size, math.nan if lost is None else lost
-            cell[:, self._places[spec]] = cost, error
-
-    def curves(self, order: Sequence[str] = ()) -> Curves:
-        """The curves of all added numbers; tensors in this order, or as they were added."""
-        there = dict.fromkeys(tensor for tensor, _ in self._cells)
-        if not there:
-            raise UsageError("plan: there are no finite gradients of single tensors to plan for")
-        tensors = tuple(dict.fromkeys([*(name for name in order if name in there), *there]))
-        steps = tuple(sorted({step for _, step in self._cells}))
-        shape = (len(tensors), len(steps), len(self._places))
-        bits, error, energy = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape[:2], np.nan)
-        sizes = np.zeros(len(tensors), np.int64)
-        row, column = ({name: place for place, name in enumerate(names)} for names in (tensors, steps))
-        for (tensor, step), (cell, power, size) in self._cells.items():
-            t, s = row[tensor], column[step]
-            bits[t, s], error[t, s] = cell
-            energy[t, s] = power
-            sizes[t] = max(sizes[t], size)
-        members = tuple((name,) for name in tensors)
-        return Curves(tensors, members, tuple(self._places), steps, sizes, bits, error, energy)
+def _filled(specs: Sequence[str], columns: Mapping[str, NDArray[Any]], order: Sequence[str] = ()) -> Curves:
+    """The curves of rows in columns: tensors in this order, or as they come. Rows without energy were skipped."""
+    there = np.isfinite(columns["energy"])
+    tensor, step, codec, n, energy, lost, bits = (columns[name][there] for name in _COLUMNS)
+    names = dict.fromkeys(tensor.tolist())
+    if not names:
+        raise UsageError("plan: there are no finite gradients of single tensors to plan for")
+    tensors = tuple(dict.fromkeys([*(name for name in order if name in names), *names]))
+    steps = tuple(sorted(set(step.tolist())))
+    codecs = (*(one for one in specs if one != EXACT), EXACT)
+    t, s, c = (
+        np.array([*map({one: place for place, one in enumerate(every)}.__getitem__, values.tolist())])
+        for every, values in ((tensors, tensor), (steps, step), (codecs, codec))
+    )
+    found = np.full((2, len(tensors), len(steps), len(codecs)), np.nan)
+    found[:, t, s, -1] = 32.0 * n, np.zeros(len(n))
+    found[:, t, s, c] = bits * n, lost
+    power = np.full(found.shape[1:3], np.nan)
+    power[t, s] = energy
+    sizes = np.zeros(len(tensors), np.int64)
+    np.maximum.at(sizes, t, n.astype(np.int64))
+    return Curves(tensors, tuple((name,) for name in tensors), codecs, steps, sizes, found[0], found[1], power)

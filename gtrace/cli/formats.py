@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.console import FEW_ROWS, TensorColumn, echo, name_columns, print_columns, stdout_console
-from gtrace.cli.options import INTEGERS, STEPS, TENSORS, Command, TracePath, options, print_json
+from gtrace.cli.options import INTEGERS, STEPS, TENSORS, Command, TracePath, options, pick, print_json
 from gtrace.errors import UsageError, check_output
 from gtrace.report.names import count, literal, number, percent
 from gtrace.settings import KIND, option
@@ -75,12 +75,7 @@ def command(settings: _FormatsSettings, trace: Path | str) -> None:
         infos = choose_infos(opened, settings.tensors, kind=settings.kind)
         chosen = choose_steps(opened, infos, settings.steps)
         layers = choose_formats(opened, infos, chosen, bits, scale)  # type: ignore[arg-type]
-        made_with = {
-            "bits": list(bits),
-            "steps": sorted(chosen),
-            "tensors": list(settings.tensors),
-            "kind": settings.kind,
-        }
+        made_with = {"bits": bits, "steps": sorted(chosen), **pick(settings, "tensors", "kind")}
         document = recipe(opened, layers, scale, made_with)  # type: ignore[arg-type]
         if output is not None:
             put(output, dump(document).encode())

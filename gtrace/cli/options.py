@@ -90,8 +90,7 @@ class TracePath(click.ParamType["Path | str"]):
         return path
 
     def _check(self, path: Path) -> None:
-        with path.open("rb") as file:
-            start = file.read(len(_SWEEP[0]))
+        start = _start(path)
         if start.startswith(_HDF5) or path.suffix in (".h5", ".hdf5") or (self._sweeps and start == _SWEEP[0]):
             return
         if start == _SWEEP[0]:
@@ -103,10 +102,12 @@ class TracePath(click.ParamType["Path | str"]):
 
 def is_sweep(path: Path) -> bool:
     """Whether a file has results of a sweep, whatever its name; also one of their usual name that is not there."""
-    if not path.is_file():
-        return path.name.endswith(".sweep.db")
+    return _start(path) == _SWEEP[0] if path.is_file() else path.name.endswith(".sweep.db")
+
+
+def _start(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(len(_SWEEP[0])) == _SWEEP[0]
+        return file.read(len(_SWEEP[0]))
 
 
 def patterns(_context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

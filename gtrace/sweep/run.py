@@ -216,19 +216,9 @@ class SweepOptions:
 class _Sweep:
     """The codecs of a sweep matched with the tensors of a trace, before anything is computed.
 
-    Args:
-        trace: an open trace.
-        given: codecs and tables of codecs.
-        options: how the sweep runs.
-
-    Attributes:
-        gradients: the trace's gradients.
-        able: the codecs that can run.
-        alone: the stateful codecs without two consecutive steps.
-        asked: the codecs of each tensor and of the whole model.
-        codecs: all of these, each once.
-        settings: the settings that rows depend on.
-        limits: what :meth:`jobs` leaves out.
+    ``able`` are the codecs that can run, and ``alone`` the stateful ones without two consecutive steps. ``asked`` has
+    those of each tensor and of the whole model, ``codecs`` all of these once. :meth:`jobs` notes in ``limits`` what
+    it leaves out.
     """
 
     def __init__(self, trace: Trace, given: Iterable[Coding], options: SweepOptions) -> None:

@@ -474,15 +474,11 @@ class ResultStore:
         return found
 
     def _add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
         for row in rows:
-            given = tuple(row)
+            statement, names = self._statement(tuple(row))
             row = {**row, **{name: self._text(row[name]) for name in TEXTS if row.get(name) is not None}}
             key = (self._text(row["tensor"]), row["step"], self._codec(row), row["draw"])
-            groups.setdefault(given, []).append((*key, *[_plain(row[name]) for name in self._statement(given)[1]]))
-        for given, cells in groups.items():
-            statement, _ = self._statement(given)
-            self._connection.executemany(statement, cells)
+            self._connection.execute(statement, (*key, *(_plain(row[name]) for name in names)))
 
     def _add_table(self, table: RowTable) -> None:
         columns = table.columns

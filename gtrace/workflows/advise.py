@@ -158,11 +158,12 @@ def advise(
     taken: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def stage(name: str, text: str) -> Iterator[None]:
-        say(text)
+    def stage(name: str, text: str = "") -> Iterator[None]:
+        if text:
+            say(text)
         started = time.monotonic()
         yield
-        taken[name] = time.monotonic() - started
+        taken[name] = taken.get(name, 0.0) + time.monotonic() - started
 
     trace, timings = path, ProbeTimings()
     if not is_trace:
@@ -186,18 +187,17 @@ def advise(
     savings = None if cluster is None else savings_of_sweep(analysis, cluster)
     verdict = verdict_of(analysis, savings)
     best = _best_codec(analysis, savings)
-    plan = None
+    plan = plan_file = None
     with stage("plan", "plan"):
         if best is not None:
-            plan = _plan(result, analysis, best, name)
-            save_plan(plan, folder / PLAN, force=True)
+            plan, plan_file = _plan(result, analysis, best, name), folder / PLAN
+            save_plan(plan, plan_file, force=True)
     ranges: tuple[SpeedRange, ...] = ()
     if speeds is not None and cluster is not None:
         ranges = tuple(_speeds(analysis, cluster, *speeds))
-    started = time.monotonic()
-    plans = [] if plan is None else [folder / PLAN]
-    write_report(make_report([folder / SWEEP], asked=asked, plans=plans), folder / PAGE, force=True)
-    taken["report"] += time.monotonic() - started
+    with stage("report"):
+        plans = [] if plan_file is None else [plan_file]
+        write_report(make_report([folder / SWEEP], asked=asked, plans=plans), folder / PAGE, force=True)
     advice = Advice(
         target=target,
         verdict=verdict,
@@ -210,7 +210,7 @@ def advise(
         seconds=taken,
         trace=trace,
         sweep=folder / SWEEP,
-        plan_file=None if plan is None else folder / PLAN,
+        plan_file=plan_file,
         page=folder / PAGE,
         notes=tuple(_notes(timings, is_trace=is_trace)),
     )

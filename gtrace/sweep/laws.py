@@ -356,9 +356,8 @@ class FormatTrial:
 
     bits: Sequence[int]
     rule: ScaleRule = "max"
-    _steps: list[int] = field(default_factory=list)
-    _sigmas: list[float] = field(default_factory=list)
-    _overshoots: list[float] = field(default_factory=list)
+    #: step, deviation of log2 |g| and overshoot of each gradient that was tried
+    _seen: list[tuple[int, float, float]] = field(default_factory=list)
     _tried: dict[FloatFormat, list[tuple[float, int, float, float]]] = field(default_factory=dict)
 
     def __call__(
@@ -367,21 +366,18 @@ class FormatTrial:
         """Try a gradient; a gradient of zeros is left out."""
         if not fit.count:
             return
-        self._steps.append(step)
-        self._sigmas.append(fit.sigma_log2)
         predicted = fit.mu_log2 + (fit.sigma_log2 * -float(sp.special.ndtri(1 / fit.count)) if fit.count > 1 else 0.0)
-        self._overshoots.append(predicted - math.log2(magnitudes.sorted[-1]))
+        self._seen.append((step, fit.sigma_log2, predicted - math.log2(magnitudes.sorted[-1])))
         for bits in self.bits:
             for form in candidates(bits):
                 self._tried.setdefault(form, []).append(_try(form, self.rule, magnitudes, fit))
 
     def formats(self, info: TensorInfo) -> LayerFormats | None:
         """The formats with the least error averaged over the steps; None if no step had a non-zero element."""
-        if not self._steps:
+        if not self._seen:
             return None
-        chosen = tuple(self._choose(bits) for bits in self.bits)
-        overshoots = np.array(self._overshoots)
-        return LayerFormats(info, np.array(self._steps, np.int64), np.array(self._sigmas), overshoots, chosen)
+        steps, sigmas, overshoots = map(np.array, zip(*self._seen, strict=True))
+        return LayerFormats(info, steps, sigmas, overshoots, tuple(self._choose(bits) for bits in self.bits))
 
     def _choose(self, bits: int) -> LayerFormat:
         means = {form: float(np.mean([error for error, *_ in self._tried[form]])) for form in candidates(bits)}

@@ -10,17 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gtrace.planning.curves import Curves as Curves
-    from gtrace.planning.curves import curves_of as curves_of
-    from gtrace.planning.curves import measure as measure
-    from gtrace.planning.curves import noise_ratios as noise_ratios
-    from gtrace.planning.make import Budget as Budget
-    from gtrace.planning.make import make_plan as make_plan
-    from gtrace.planning.plan import Plan as Plan
-    from gtrace.planning.plan import load_plan as load_plan
-    from gtrace.planning.plan import save_plan as save_plan
-    from gtrace.planning.solve import Choice as Choice
-    from gtrace.planning.solve import minimize as minimize
+    from gtrace.planning.curves import Curves, curves_of, measure, noise_ratios
+    from gtrace.planning.make import Budget, make_plan
+    from gtrace.planning.plan import Plan, load_plan, save_plan
+    from gtrace.planning.solve import Choice, minimize
+
+__all__ = ["Budget", "Choice", "Curves", "Plan", "curves_of", "load_plan", "make_plan", "measure", "minimize"]
+__all__ += ["noise_ratios", "save_plan"]
 
 #: module -> what comes from it
 _HOMES = {
@@ -29,8 +25,6 @@ _HOMES = {
     "gtrace.planning.plan": ("Plan", "load_plan", "save_plan"),
     "gtrace.planning.solve": ("Choice", "minimize"),
 }
-
-__all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

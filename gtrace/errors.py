@@ -101,7 +101,12 @@ def keep_existing(*outputs: Path, force: bool) -> None:
         if path.is_dir():
             raise OutputExistsError(f"{path}: is a folder and was left untouched; choose another -o")
         if path.exists() and not force:
-            raise OutputExistsError(f"{path} already exists. Use --force to replace it or -o to write elsewhere.")
+            raise taken(path)
+
+
+def taken(output: Path) -> OutputExistsError:
+    """The error about a place where something is that may be replaced."""
+    return OutputExistsError(f"{output} already exists. Use --force to replace it or -o to write elsewhere.")
 
 
 def check_output(output: Path, *inputs: object, force: bool) -> None:

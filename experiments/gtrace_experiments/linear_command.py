@@ -114,9 +114,9 @@ class LinearSettings:
     seeds: int = option(1, call=("study",), minimum=1, metavar="N", help="Train with N seeds, one after the other.")
     refit: str = option(DEFAULT_REFIT, call=("study",), help="Steps at which a codec's levels are fitted.")
     plugin: tuple[Path, ...] = option((), **PLUGIN)
-    output: Path | None = option(None, names=("-o", "--output"), help="Run log.  [default: TASK-PRECISION.jsonl]")
+    output: Path | None = option(None, help="Run log.  [default: TASK-PRECISION.jsonl]")
     force: bool = option(False, help="Overwrite an existing run log.")
-    as_json: bool = option(False, names=("--json",), help="Print a JSON summary instead of a table.")
+    as_json: bool = option(False, help="Print a JSON summary instead of a table.")
 
 
 @click.command("linear", epilog=f"\b\nTasks:\n{_TASKS}")

@@ -63,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> Any:
         _say(f"{' '.join(error.format_message().split())}{where}", stderr)
         code = error.exit_code
     except GtraceError as error:
-        _say(str(error).replace("pass force=True to", "use --force to"), stderr)
+        _say(str(error), stderr)
         code = error.exit_code
     except BrokenPipeError:
         # The reader (head, less) has seen enough.

@@ -237,16 +237,20 @@ def measure(
     rotated = [item for item in codecs if expected_on_any(item, 1) is not None]
     # Something must look at the energies.
     codecs = [item for item in codecs if item not in rotated] or [codec(EXACT)]
-    parts: list[Mapping[str, Any]] = []
+    needed = {**_COLUMNS, "note": object}
+    # Without any rows, the columns are empty.
+    parts: list[Mapping[str, Any]] = [dict.fromkeys(needed, ())]
 
     def sink(block: Block) -> None:
-        parts.extend({**one.columns, "codec": [name["codec"] for name in one.identities]} for one in block.tables)
-        parts.extend({**row, "codec": [row["codec"]]} for row in block.rows)
+        rows = [(row, [row["codec"]]) for row in block.rows]
+        tables = [(one.columns, [identity["codec"] for identity in one.identities]) for one in block.tables]
+        for columns, specs in (*rows, *tables):
+            parts.append({name: specs if name == "codec" else columns.get(name) for name in needed})
 
     warnings = expectations(trace, codecs, sink, steps=steps, tensors=tensors, **settings)
     columns = {
         name: np.concatenate([np.broadcast_to(np.array(part.get(name), kind), len(part["codec"])) for part in parts])
-        for name, kind in {**_COLUMNS, "note": object}.items()
+        for name, kind in needed.items()
     }
     curves = _filled([str(item) for item in codecs], columns, [info.name for info in trace.tensors])
     noted = zip(*(columns[name].tolist() for name in ("tensor", "step", "note")), strict=True)

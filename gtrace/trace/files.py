@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
+from gtrace.errors import OutputExistsError, TraceError, UsageError, need_folder, printable, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -336,12 +336,11 @@ def check_place(
     """
     if any(map(_SCHEME.fullmatch, path.parts)) and not path.parent.is_dir():
         raise UsageError(f"{path}: traces can be written only on this machine; write it here and copy it there")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another place")
+    need_folder(path)
     if not os.path.lexists(path):
         return
     if not force:
-        raise OutputExistsError(f"{path} already exists; pass force=True to replace it, or choose another place")
+        raise taken(path)
     if path.is_file():
         return
     if not path.is_dir():

@@ -149,7 +149,7 @@ def test_what_was_there_is_replaced_only_by_force_and_only_if_it_is_a_trace(fold
     before = {path: path.stat().st_mtime_ns for path in (folder / "train.zarr").rglob("*")}
     code, out, err = capture("train.py --steps 2")
     assert (code, out) == (4, "")
-    assert err == "gtrace: train.zarr already exists; use --force to replace it, or choose another place\n"
+    assert err == "gtrace: train.zarr already exists. Use --force to replace it or -o to write elsewhere.\n"
     assert {path: path.stat().st_mtime_ns for path in (folder / "train.zarr").rglob("*")} == before
     write_script(folder / "broken.py", "import torch\nraise ValueError('early')\n")
     assert capture("--force -o train.zarr broken.py")[0] == 5

@@ -27,7 +27,6 @@ class ReproduceSettings:
 
     output: Path = option(
         Path("reproduction"),
-        names=("-o", "--output"),
         help="Folder for results; finished ones that are there are kept.",
     )
     page: Path | None = option(
@@ -39,7 +38,7 @@ class ReproduceSettings:
     )
     seed: int = option(0, minimum=0, help="Of everything random.")
     force: bool = option(False, help="Do finished experiments again.")
-    as_json: bool = option(False, names=("--json",), help="Print the list or the verdicts as JSON.")
+    as_json: bool = option(False, help="Print the list or the verdicts as JSON.")
 
 
 @click.command("reproduce")

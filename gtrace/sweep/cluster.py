@@ -18,7 +18,7 @@ import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gtrace
 from gtrace.codecs import Codec, codec, expecting
@@ -149,23 +149,8 @@ def _brought(codecs: Iterable[Codec]) -> tuple[tuple[tuple[str, bytes], ...], tu
     return tuple((file.name, file.read_bytes()) for file in files), tuple(packages)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some steps of a job, with codecs written as specs.
-
-    Attributes:
-        job: the job, without its ``wanted``.
-        wanted: as in the job, with specs: (index of a step, specs with draws).
-    """
-
-    job: Job
-    wanted: tuple[tuple[int, tuple[tuple[str, tuple[int, ...]], ...]], ...]
-
-    def to_job(self) -> Job:
-        """The job again."""
-        made = {spec: codec(spec) for _, specs in self.wanted for spec, _ in specs}
-        wanted = tuple((index, tuple((made[spec], draws) for spec, draws in specs)) for index, specs in self.wanted)
-        return replace(self.job, wanted=wanted)
+#: some steps of a job without its ``wanted``, and these with specs: (index of a step, specs with draws)
+Part: TypeAlias = "tuple[Job, tuple[tuple[int, tuple[tuple[str, tuple[int, ...]], ...]], ...]]"
 
 
 def cut(jobs: Iterable[Job], seconds: float) -> Iterator[tuple[Part, ...]]:
@@ -202,7 +187,7 @@ def _parts(job: Job, seconds: float) -> Iterator[tuple[Part, float]]:
                 continue
         part = job.wanted[first : place + 1]
         wanted = tuple((at, tuple((str(item), draws) for item, draws in specs)) for at, specs in part)
-        yield Part(replace(bare, final=job.final and last), wanted), held
+        yield (replace(bare, final=job.final and last), wanted), held
         first, held = place + 1, 0.0
 
 
@@ -269,8 +254,10 @@ def work(session: Session, task: Sequence[Part]) -> Iterator[Block]:
     """
     with _lock:
         bench = _bench(session)
-    for part in task:
-        job = part.to_job()
+    for bare, specs in task:
+        made = {spec: codec(spec) for _, each in specs for spec, _ in each}
+        wanted = tuple((index, tuple((made[spec], draws) for spec, draws in each)) for index, each in specs)
+        job = replace(bare, wanted=wanted)
         with bench.gate.held(0 if job.sketched else job.size):
             yield from Replay(bench.gradients, [job], session.settings, bench.allocation).blocks()
 

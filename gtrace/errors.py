@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import difflib
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 EXIT_OK = 0
@@ -114,6 +115,15 @@ def check_output(output: Path, *inputs: object, force: bool) -> None:
     keep_inputs(output, *inputs)
     need_folder(output)
     keep_existing(output, force=force)
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """UsageError for a result that the system does not let be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written ({error.strerror}); choose another -o") from None
 
 
 def check_folder(folder: Path, *, force: bool) -> None:

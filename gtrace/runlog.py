@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from gtrace import __version__
-from gtrace.errors import TraceError, UsageError, keep_existing, printable
+from gtrace.errors import TraceError, keep_existing, printable, writing
 from gtrace.trace.files import parse_json, write_beside
 
 if TYPE_CHECKING:
@@ -102,11 +102,9 @@ class RunLogWriter:
         self.path = path
         line = _line("study", version=VERSION, **study).encode()
         before(len(line))
-        try:
+        with writing(path):
             write_beside(str(path), line)
             self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another path") from None
 
     @classmethod
     def reopen(cls, path: Path, size: int) -> Self:
@@ -117,11 +115,9 @@ class RunLogWriter:
         """
         writer = cls.__new__(cls)
         writer.path = path
-        try:
+        with writing(path):
             os.truncate(path, size)
             writer._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
         return writer
 
     @property

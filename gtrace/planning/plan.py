@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.spec import codec as build_codec
-from gtrace.errors import TraceError, UsageError, check_output
+from gtrace.errors import TraceError, UsageError, check_output, writing
 from gtrace.planning import toml
 from gtrace.trace.files import write_beside
 from gtrace.types import Tabular
@@ -220,10 +220,8 @@ def save_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) 
     check_output(place, force=force)
     plain = to_plain(plan)
     text = toml.dump(plain) if place.suffix == ".toml" else json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
-    try:
+    with writing(place):
         write_beside(str(place), text.encode())
-    except OSError as error:
-        raise UsageError(f"{place}: cannot be written ({error.strerror}); choose another -o") from None
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

@@ -8,13 +8,12 @@ import csv
 import dataclasses
 import io
 import json
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.errors import UsageError, check_output, keep_existing, need_folder
+from gtrace.errors import UsageError, check_output, keep_existing, need_folder, writing
 from gtrace.metrics import relative
 from gtrace.planning.toml import SUFFIXES as PLAN_SUFFIXES
 from gtrace.report import figures
@@ -128,7 +127,7 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
         figure = spec.draw()
         for suffix in FIGURE_KINDS:
             contents[output / f"{name}.{suffix}"] = figures.style.render(figure, suffix)
-    with _writing(output):
+    with writing(output):
         output.mkdir(exist_ok=True)
     for path, data in contents.items():
         put(path, data)
@@ -183,16 +182,8 @@ def check_page(path: Path, *, force: bool) -> None:
 
 def put(path: Path, data: bytes) -> None:
     """Write beside the place and move in, so that a reader never sees half a file."""
-    with _writing(path):
+    with writing(path):
         write_beside(str(path), data)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another -o") from None
 
 
 def table_records(report: Report) -> list[Record]:

@@ -240,31 +240,29 @@ def choose_goal(settings: GoalSettings, curves: Curves, outlook: Outlook, *, err
         if asked:
             raise UsageError(f"{named}: is for predicted cost, and {own} is for error; leave one out.")
         return Goal("error")
-    goal = _by_cost(curves, outlook)
-    if isinstance(goal, Goal):
-        return goal
-    if asked:
-        raise UsageError(f"{named}: predicted costs are not known: {goal}.")
-    return Goal("error", (f"minimizes error, because predicted costs are not known: {goal}.",))
+    goal, why = _by_cost(curves, outlook)
+    if asked and goal is None:
+        raise UsageError(f"{named}: predicted costs are not known: {why}.")
+    return goal or Goal("error", (f"minimizes error, because predicted costs are not known: {why}.",))
 
 
-def _by_cost(curves: Curves, outlook: Outlook) -> Goal | str:
-    """The goal of predicted cost, or why it can't be."""
+def _by_cost(curves: Curves, outlook: Outlook) -> tuple[Goal | None, str]:
+    """The goal of predicted cost; without it, why it can't be."""
     from gtrace.planning import noise_ratios
 
     if outlook.costs is None or outlook.dynamics is None:
-        return outlook.why
+        return None, outlook.why
     ratios = noise_ratios(curves, outlook.costs, outlook.dynamics, outlook.horizon, outlook.costs.batch)
     out = list(ratios.left_out)
     why = listed(dict.fromkeys(ratios.left_out.values()), 2)
     if len(out) == len(curves.codecs) - 1:
-        return f"{listed(out, 2)}: {why}"
-    notes = (
-        [f"leaves out {listed(out, 2)}, whose cost is not known ({why}); --objective error has them."] if out else []
-    )
+        return None, f"{listed(out, 2)}: {why}"
+    notes = []
+    if out:
+        notes.append(f"leaves out {listed(out, 2)}, whose cost is not known ({why}); --objective error has them.")
     if outlook.assumed:
         notes.append(f"assumes that {outlook.horizon:,} steps of training are left; give --horizon.")
-    return Goal("cost", tuple(notes), ratios, outlook)
+    return Goal("cost", tuple(notes), ratios, outlook), ""
 
 
 def weigh(curves: Curves, weights: Sequence[str]) -> Curves:

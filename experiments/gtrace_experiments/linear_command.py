@@ -13,7 +13,7 @@ import click
 
 from gtrace.cli.console import print_results, step_progress
 from gtrace.cli.groups import complete_spec, complete_specs
-from gtrace.cli.options import PLUGIN, arguments, codec_with, file_name, load_plugins, options, pick, print_json
+from gtrace.cli.options import PLUGIN, arguments, codecs_with, file_name, load_plugins, options, pick, print_json
 from gtrace.errors import UsageError, check_output
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.settings import option
@@ -185,7 +185,7 @@ def _precisions(settings: LinearSettings) -> list[Any]:
             given["quantize"] = _parts(given["quantize"])
         return [Precision.parse(item, **given) for item in split_specs(several)]
     if spec is not None and sampling is None and not set(given) - {"bits"}:
-        chosen = codec_with(spec, {"bits": given.get("bits"), "sparsity": settings.sparsity})
+        chosen = codecs_with([spec], {"bits": given.get("bits"), "sparsity": settings.sparsity})[0]
         return [Precision.parse(str(chosen))]
     if settings.sparsity is not None:
         raise UsageError("--sparsity is of a --codec that has it")
@@ -194,7 +194,7 @@ def _precisions(settings: LinearSettings) -> list[Any]:
         if sampling is not None:
             raise UsageError(f"--sampling {sampling} quantizes samples; add them to --quantize")
         sampling = "full"
-    codec = {} if spec is None else {"codec": codec_with(spec, {})}
+    codec = {} if spec is None else {"codec": codecs_with([spec], {})[0]}
     usual = "naive" if settings.refetch else "double"
     return [Precision.parse(sampling or usual, **given, **codec, quantize=parts)]
 

@@ -421,22 +421,30 @@ def load_plugins(files: tuple[Path, ...]) -> None:
             load_plugin(file)
 
 
-def codec_with(spec: str, options: dict[str, float | None]) -> Codec:
-    """The codec of a spec, with the parameters that have options of their own."""
+def codecs_with(specs: Sequence[str], options: Mapping[str, float | None]) -> list[Codec]:
+    """The codecs of specs; each takes the parameters that it has, that are not None, and that its spec does not name.
+
+    Raises:
+        UsageError: a parameter that none of them takes.
+    """
     from gtrace.codecs import codec
     from gtrace.codecs.spec import parse_spec
 
-    chosen, given = codec(spec), {}
-    for name, value in options.items():
-        if value is None:
+    given = {name: value for name, value in options.items() if value is not None}
+    has = [set(codec(spec).parameters) for spec in specs]
+    takes = [known - set(parse_spec(spec).given) for spec, known in zip(specs, has, strict=True)]
+    for name in given:
+        if any(name in known for known in takes):
             continue
-        if name not in chosen.parameters:
-            click.echo(f"gtrace: {spec} has no {name} to choose; --{name} {value:g} is ignored", err=True)
-        elif name in parse_spec(spec).given:
-            raise UsageError(f"--{name} {value:g}: the codec '{spec}' names its {name} already; give it once")
-        else:
-            given[name] = value
-    return codec(spec, **given) if given else chosen
+        fixed = next((spec for spec, known in zip(specs, has, strict=True) if name in known), None)
+        if fixed is not None:
+            raise UsageError(f"--{name}: {fixed} has {name} of its own; leave one of the two out")
+        if len(specs) > 1:
+            raise UsageError(f"--{name}: none of these codecs has {name} to choose; leave it out")
+        about = f"gtrace codecs {parse_spec(specs[0]).name} shows what it has"
+        raise UsageError(f"--{name}: {specs[0]} has no {name} to choose; leave it out ({about})")
+    pairs = zip(specs, takes, strict=True)
+    return [codec(spec, **{name: value for name, value in given.items() if name in known}) for spec, known in pairs]
 
 
 

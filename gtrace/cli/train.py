@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.groups import SUBCOMMANDS, LazyGroup, complete_specs, use_instead
-from gtrace.cli.options import Command, codec_with, load_plugins, options, print_json, refuse
+from gtrace.cli.options import Command, codecs_with, load_plugins, options, print_json, refuse
 from gtrace.cli.train_settings import DEFAULT_TASK, CompareSettings, RunSettings, SeedsSettings, TrainSettings
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
@@ -141,12 +141,12 @@ def chosen_codecs(settings: RunSettings, specs: Sequence[str], sparsity: float |
 
         planned = [load_plan(path).table for path in settings.plans]
     feedback = settings.codecs.error_feedback
-    given: dict[str, float | None] = {"bits": settings.bits, "sparsity": sparsity}
+    given = {"bits": settings.bits, "sparsity": sparsity}
     if not specs:
         for name, value in {"error-feedback": feedback or None, **given}.items():
             if value is not None:
                 raise UsageError(f"--{name} is for codecs; a plan has its own.")
-    return [*(codec_with(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs), *planned]
+    return [*codecs_with([f"ef:{one}" if feedback and one != "none" else one for one in specs], given), *planned]
 
 
 @click.group(

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gtrace.codecs.base import EncodedPart, Rounds
 
 T = TypeVar("T")
+#: values of one tensor that have random numbers of their own
+_MOST = 1 << 32
 #: values whose squares :func:`compress` sums at a time
 _BLOCK = 1 << 20
 
@@ -240,7 +242,14 @@ class Sender:
             self._pool = Pool()
 
     def send(self, values: Any, step: int) -> Message:
-        """Fit if the schedule says so, and encode float32[size]; a tensor on a device gives the same bytes."""
+        """Fit if the schedule says so, and encode float32[size]; a tensor on a device gives the same bytes.
+
+        Raises:
+            UsageError: more than 2^32 values for a codec that draws random numbers.
+        """
+        if len(values) > _MOST and not self.codec.deterministic:
+            most = f"random numbers of {self.codec} repeat after 2^32 values"
+            raise UsageError(f"{self._tensor}: has {len(values)}, and {most}; send this tensor with none or bf16")
         self.watch(values, step)
         if self.due(step):
             start = time.thread_time()

@@ -303,3 +303,11 @@ def test_a_server_allocates_from_the_averages():
     averages = {name: (workers[0][name] + workers[1][name]) / 2 for name in NAMES}
     exchange.step(0, workers)
     assert allocated(exchange, worker=-1) == pytest.approx(list(shares(averages)), rel=1e-6)
+
+
+def test_a_tensor_whose_random_numbers_would_repeat_is_refused():
+    size = 2**32 + 1
+    values = np.broadcast_to(np.float32(1), size)  # four bytes
+    options = LinkOptions(RefitSchedule.parse("once"))
+    with pytest.raises(UsageError, match=r"^w: has 4294967297, and random numbers of terngrad repeat after 2\^32"):
+        Sender(codec("terngrad"), size, options, tensor="w").send(values, 0)

@@ -215,6 +215,11 @@ class TrainingHooks:
         """Steps that a gradient scaler left out because a gradient was infinite or NaN."""
         return int(self._skipped)
 
+    def loss_scale(self) -> float:
+        """The factor of the gradient scaler that scaled a loss since this thread's last step; 1 without one."""
+        scaler = self._losses.scaler
+        return 1.0 if scaler is None else scaler.get_scale()
+
     @property
     def _losses(self) -> Losses:
         return self._threads.get(threading.get_ident(), self._first_losses)

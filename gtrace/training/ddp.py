@@ -143,6 +143,8 @@ class RankExchange:
         tally: this rank's tally, summed over the steps.
         last: tally of the last step.
         comparison: comparison of the last step; None without one.
+        loss_scale: returns the factor that gradients carry, e.g. a gradient scaler's ``get_scale``; memory and
+            comparisons are without it, so that they may go on when it changes. None for no factor.
 
     Raises:
         UsageError: an unknown codec or choice, a codec over the whole model, or one with declared payloads that
@@ -177,6 +179,7 @@ class RankExchange:
         self.tally = Tally()
         self.comparison: AllReduceComparison | None = None
         self.on_step = on_step
+        self.loss_scale: Callable[[], float] | None = None
         self._names: dict[int, str] = {}
         #: kept alive: Python gives the id of a freed parameter to another one, which would then have its name
         self._named: list[torch.Tensor] = []
@@ -369,7 +372,7 @@ class RankExchange:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the parts that belong to one process."""
         empty: dict[str, Any] = {"_names": {}, "_named": [], "_namer": Names(), "_models": [], "_sharded": []}
-        return {**vars(self), **dict.fromkeys(("group", "_replicas", "on_step")), **empty}
+        return {**vars(self), **dict.fromkeys(("group", "_replicas", "on_step", "loss_scale")), **empty}
 
     def _connect(self, group: dist.ProcessGroup | None, replicas: dist.ProcessGroup | None = None) -> None:
         """Exchange within a group and, with replicas, what it averaged between groups."""
@@ -402,6 +405,8 @@ class RankExchange:
         tally, wire, options = codecs.tally, codecs.place, self.options
         assert isinstance(wire, Collectives)
         start, waited, before = time.thread_time(), wire.seconds, wire.sent
+        scale = 1.0 if self.loss_scale is None else self.loss_scale()
+        values = values if scale == 1.0 else [one / scale for one in values]
         placed, sending = list(pieces), list[Any](values)
         for k, (piece, array) in enumerate(zip(pieces, values, strict=True)):
             if not isinstance(array, np.ndarray):
@@ -428,7 +433,7 @@ class RankExchange:
         apart = codecs is self._between or (scattered and self._between is not None)
         if not apart and options.compare_every and self.steps % options.compare_every == 0:
             self._compare(values, averages, [piece.owner == wire.rank for piece in pieces] if scattered else None)
-        return averages
+        return averages if scale == 1.0 else [one * scale for one in averages]
 
     @staticmethod
     def _key() -> str:

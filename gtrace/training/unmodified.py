@@ -350,7 +350,9 @@ class ScriptTraining:
         options = self.options
         if options.workers > 1:
             self._warn_once(f"--workers {options.workers} is left out: {ranks} real ranks train")
-        return RankExchange(self.rules, *group, model=model, options=options, on_step=self._ranks_stepped)
+        state = RankExchange(self.rules, *group, model=model, options=options, on_step=self._ranks_stepped)
+        state.loss_scale = self._hooks.loss_scale
+        return state
 
     def _watch_sharding(self) -> None:
         module = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_param_group"]

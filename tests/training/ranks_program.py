@@ -274,6 +274,29 @@ def nonfinite() -> None:
             assert training.state.tally.float32_bits == (0 if left_out else 32 * ELEMENTS), (policy, spec)
 
 
+def scaled_gradients() -> None:
+    """The factor of a gradient scaler, which doubles at each step, is in no memory."""
+    for exchange in WAYS[:2]:
+        ends = []
+        for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)):
+            training = Training("ef:topk:ratio=0.05", exchange=exchange)
+            if scaler is not None:
+                training.state.loss_scale = scaler.get_scale
+            for number in range(STEPS):
+                x, y = batch(number)
+                training.optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(training.wrapped(x), y)
+                if scaler is None:
+                    loss.backward()
+                    training.optimizer.step()
+                else:
+                    scaler.scale(loss).backward()
+                    scaler.step(training.optimizer)
+                    scaler.update()
+            ends.append((digest(training.model.parameters()), training.state.tally.worker_energy))
+        assert ends[0] == ends[1], exchange
+
+
 def resume_training() -> None:
     """Two steps, a checkpoint, two more; against four at a stretch."""
     for spec, options in (
@@ -334,7 +357,7 @@ def start(main: Any, specs: tuple[str, ...], worlds: tuple[int, ...]) -> None:
 
 
 PARTS = {
-    2: [averages, exact_averages, nonfinite, resume_training],
+    2: [averages, exact_averages, nonfinite, scaled_gradients, resume_training],
     3: [averages, exact_averages],
     4: [averages],
 }

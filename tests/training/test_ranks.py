@@ -30,6 +30,7 @@ def test_ranks_exchange_the_bytes_that_they_report_and_what_simulated_ranks_do(w
     [
         ("exact_averages", (2, 3)),
         ("nonfinite", (2,)),
+        ("scaled_gradients", (2,)),
         ("resume_training", (2,)),
     ],
 )

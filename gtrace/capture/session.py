@@ -20,7 +20,7 @@ from gtrace.capture.summary import CaptureSummary, all_parts
 from gtrace.capture.writer import quiet_logs
 from gtrace.errors import GtraceError, UsageError
 from gtrace.torch_hooks import processes
-from gtrace.torch_hooks.children import call_after_import, children_call
+from gtrace.torch_hooks.children import after_import, children_call
 from gtrace.torch_hooks.launcher import hide_machinery
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ def _after_fork() -> None:
         if _resume is None:
             raise TimeoutError("this child was forked while its parent wrote a step")
         _child = _Child(_active[-1])
-        call_after_import("torch", functools.partial(_child.session.start_or_tell, _child.start))
+        after_import("torch", functools.partial(_child.session.start_or_tell, _child.start))
     except Exception as error:  # noqa: BLE001 - the child must live as without capture
         print_line(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
 

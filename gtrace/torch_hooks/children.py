@@ -59,15 +59,16 @@ class _Finder:
         loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
-def call_after_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+def after_import(name: str, callback: Callable[[], None]) -> contextlib.ExitStack:
     """Call ``callback`` as soon as the top-level module ``name`` has been imported.
 
-    It is called at once if the module is already imported, and never if nobody imports it. Returns a function that
-    cancels the call.
+    It is called at once if the module is already imported, and never if nobody imports it, or if the result is closed
+    before: at the end of a block, or by ``close``.
     """
+    called_off = contextlib.ExitStack()
     if name in sys.modules:
         callback()
-        return lambda: None
+        return called_off
     # One for each module: two would look for it through each other.
     finder = next((one for one in sys.meta_path if isinstance(one, _Finder) and one.name == name), None)
     if finder is None:
@@ -81,23 +82,15 @@ def call_after_import(name: str, callback: Callable[[], None]) -> Callable[[], N
         if not finder.callbacks and finder in sys.meta_path:
             sys.meta_path.remove(finder)
 
-    return call_off
-
-
-@contextlib.contextmanager
-def after_import(name: str, callback: Callable[[], None]) -> Iterator[None]:
-    """:func:`call_after_import` inside a block."""
-    call_off = call_after_import(name, callback)
-    try:
-        yield
-    finally:
-        call_off()
+    called_off.callback(call_off)
+    return called_off
 
 
 _VARIABLE = "GTRACE_CAPTURE"
 #: holds the ``sitecustomize.py`` that ends in :func:`watch`, and nothing else
 _INJECTED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "injected")
-_call_off: list[Callable[[], None]] = []
+#: whether this process still does what its launcher asks for
+_asked = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
@@ -127,12 +120,11 @@ def children_call(module: str, argument: Mapping[str, Any]) -> Iterator[None]:
 
 def watch(message: Mapping[str, Any]) -> None:
     """Do in this process what its launcher asks for, as soon as torch is imported."""
-    _call_off.append(
-        call_after_import("torch", lambda: importlib.import_module(message["module"]).start(message["argument"]))
+    _asked.enter_context(
+        after_import("torch", lambda: importlib.import_module(message["module"]).start(message["argument"]))
     )
 
 
 def watch_no_more() -> None:
     """Leave this process alone: it looks after itself. To be called before torch is imported."""
-    while _call_off:
-        _call_off.pop()()
+    _asked.close()

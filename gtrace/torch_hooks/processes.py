@@ -19,7 +19,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from gtrace.torch_hooks.children import after_import, call_after_import
+from gtrace.torch_hooks.children import after_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -82,8 +82,8 @@ def seed_libraries(seed: int) -> None:
         rank = int(number) if number.isdecimal() else 0
     own = (seed + _BETWEEN_RANKS * rank) % 2**32
     random.seed(own)
-    call_after_import("numpy", lambda: sys.modules["numpy"].random.seed(own))
-    call_after_import("torch", lambda: sys.modules["torch"].manual_seed(own))
+    after_import("numpy", lambda: sys.modules["numpy"].random.seed(own))
+    after_import("torch", lambda: sys.modules["torch"].manual_seed(own))
 
 
 def launch_token() -> str | None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gtrace.codecs import Identity
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace.torch_hooks.hooks import never_compiled
@@ -20,13 +21,12 @@ from gtrace.torch_hooks.naming import KeptNames, local_part
 from gtrace.torch_hooks.steps import grad_scale_of, is_nested, parameters_of
 from gtrace.trackers import Tracker, Tracking, of_record
 from gtrace.training.checkpoint import as_arrays, as_tensors
-from gtrace.training.exchange import BadGradients, Exchange, Nonfinite, Tally
+from gtrace.training.exchange import BadGradients, Exchange, Exchanged, Nonfinite, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gtrace.codecs.assignment import TableLike
-    from gtrace.training.vectors import Vector
 
 
 class Compression:
@@ -94,25 +94,19 @@ class Compression:
         return after_closure(args, kwargs, lambda: self._compress(optimizer))
 
     def _compress(self, optimizer: Optimizer) -> None:
+        groups, models = optimizer.param_groups, list[nn.Module]()
+        if isinstance(self._target, nn.Module):
+            groups, models = [{"params": list(self._target.parameters())}], [self._target]
+        # A program may replace layers, and add groups.
+        self._names.add(parameters_of(groups), groups, lambda: models, scan=not models)
         parameters = parameters_of(optimizer.param_groups)
-        if any(p not in self._names for p in parameters):
-            # A program may replace layers, and add groups.
-            target, models = self._target, list[nn.Module]()
-            if isinstance(target, nn.Module):
-                groups, models = [{"params": list(target.parameters())}], [target]
-            else:
-                groups = target.param_groups
-            self._names.add(parameters_of(groups), groups, lambda: models, scan=not models)
         held = {self._names[p]: p for p in parameters if p in self._names and p.grad is not None}
         if not held:
             return
         for name, parameter in held.items():
             if not is_dense(parameter):
                 raise UsageError(f"compress: the gradient of {name} is sparse; codecs take dense ones")
-        scale = grad_scale_of(optimizer)
-        exchanged = self._exchange.step(self.steps, [{name: read_gradient(p, scale) for name, p in held.items()}])
-        for name, parameter in held.items():
-            write_gradient(parameter, exchanged.gradients.get(name), scale)
+        exchanged = exchange_gradients(self._exchange, self.steps, held, grad_scale_of(optimizer))
         for item in self._bad.add(exchanged.bad):
             text = f"gtrace: step {self.steps}, {item.tensor}: {item.count} gradient values are not finite; "
             warnings.warn(text + _HANDLED[self._exchange.nonfinite], RuntimeWarning, 2)
@@ -195,25 +189,32 @@ def is_dense(parameter: torch.Tensor) -> bool:
     return gradient is not None and gradient.layout == torch.strided
 
 
-def read_gradient(parameter: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """A dense gradient's :func:`own_values`, divided by ``scale``: float32, maybe in the gradient's memory."""
-    assert parameter.grad is not None
-    values = own_values(parameter.grad).to(torch.float32)
-    # On CUDA, division by a number of the host would multiply by its reciprocal.
-    return values if scale == 1.0 else values / values.new_full((), scale)
+def exchange_gradients(
+    exchange: Exchange, step: int, parameters: Mapping[str, torch.Tensor], scale: float
+) -> Exchanged:
+    """Replace dense gradients by what arrives of them, in place: whoever holds one sees the new values.
 
-
-def write_gradient(parameter: torch.Tensor, found: Vector | None, scale: float = 1.0) -> None:
-    """Undo :func:`read_gradient`, in place: whoever holds the gradient sees the new values. None leaves no gradient."""
-    if found is None:
-        parameter.grad = None
-        return
-    assert parameter.grad is not None
-    if 0 in parameter.grad.stride():
-        # Several of its values may lie in one place.
-        parameter.grad = parameter.grad.clone()
-    values = torch.as_tensor(found)
-    own_values(parameter.grad).copy_(values if scale == 1.0 else values * scale)
+    All workers have the same; they are divided by ``scale`` on their way. What no worker could send is None.
+    """
+    given = {}
+    for name, parameter in parameters.items():
+        assert parameter.grad is not None
+        values = own_values(parameter.grad).to(torch.float32)
+        # On CUDA, division by a number of the host would multiply by its reciprocal.
+        given[name] = values if scale == 1.0 else values / values.new_full((), scale)
+    exchanged = exchange.step(step, [given] * exchange.workers)
+    bad = {item.tensor for item in exchanged.bad}
+    for name, parameter in parameters.items():
+        found = exchanged.gradients.get(name)
+        if found is None or parameter.grad is None:
+            parameter.grad = None
+        elif name in bad or exchange.rules.choose(name, math.prod(found.shape)) != Identity():
+            if 0 in parameter.grad.stride():
+                # Several of its values may lie in one place.
+                parameter.grad = parameter.grad.clone()
+            values = torch.as_tensor(found)
+            own_values(parameter.grad).copy_(values if scale == 1.0 else values * scale)
+    return exchanged
 
 
 def own_values(tensor: torch.Tensor) -> torch.Tensor:

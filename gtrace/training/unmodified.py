@@ -24,12 +24,11 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.plugins import load_plugin
 from gtrace.errors import GtraceError
 from gtrace.runlog import RunLogWriter, read_runlog, versions
-from gtrace.torch_hooks.children import call_after_import
+from gtrace.torch_hooks.children import after_import
 from gtrace.torch_hooks.hooks import TrainingHooks, never_compiled
 from gtrace.torch_hooks.naming import KeptNames, local_part
 from gtrace.torch_hooks.processes import (
@@ -41,7 +40,7 @@ from gtrace.torch_hooks.processes import (
 )
 from gtrace.torch_hooks.steps import OfTensors, Patch, Rounds, grad_scale_of, is_nested, parameters_of
 from gtrace.trackers import Tracking, of_record
-from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
+from gtrace.training.compression import after_closure, exchange_gradients, is_dense
 from gtrace.training.ddp import AllReduceComparison, RankExchange, RankOptions, ddp_comm_hook, keep_own, meeting
 from gtrace.training.exchange import BadGradients, Exchange, Tally
 from gtrace.training.joint import ProgramRounds
@@ -297,7 +296,7 @@ class ScriptTraining:
             self._patch(Optimizer, "state_dict", self._rounds.saving)
             self._patch(Optimizer, "load_state_dict", self._rounds.loading)
         elif not self.options.watched:
-            self._hooked.callback(call_after_import("torch.distributed.fsdp", self._watch_sharding))
+            self._hooked.enter_context(after_import("torch.distributed.fsdp", self._watch_sharding))
 
     def finish(self) -> ScriptSummary:
         """Take the hooks out, and close the log."""
@@ -428,13 +427,7 @@ class ScriptTraining:
         sharing = next((one for one in self.rules.codecs if one.allocates), None)
         if sharing is not None and self.summary.optimizers > 1:
             self._warn_once(f"{sharing} shares out among each optimizer's tensors apart: they step one by one")
-        scale = grad_scale_of(optimizer)
-        arrays = {name: read_gradient(parameter, scale) for name, parameter in ours.items()}
-        exchanged = self._exchange.step(count, [arrays] * self.options.workers)
-        for name, parameter in ours.items():
-            decoded = exchanged.gradients.get(name)
-            if decoded is None or not isinstance(self.rules.choose(name, math.prod(decoded.shape)), Identity):
-                write_gradient(parameter, decoded, scale)
+        exchanged = exchange_gradients(self._exchange, count, ours, grad_scale_of(optimizer))
         for bad in self._bad.add(exchanged.bad):
             self.warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
         self._pending.add(exchanged.tally)

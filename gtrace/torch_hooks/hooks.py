@@ -203,7 +203,6 @@ class TrainingHooks:
         self._patches: list[Patch] = []
         #: of them, what is in place only if a wanted step is near
         self._near: list[Patch] = []
-        self._engine: Patch | None = None
 
     @property
     def steps(self) -> int:
@@ -248,9 +247,8 @@ class TrainingHooks:
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._near = [self._patch(torch.autograd, "backward", self._watch_backward)]
-        if hasattr(torch.autograd, "_engine_run_backward"):
-            # And not ``grad`` itself: torch.compile knows that by its identity.
-            self._engine = self._patch(torch.autograd, "_engine_run_backward", self._watch_engine)
+        # And not ``grad`` itself: torch.compile knows that by its identity.
+        self._engine = self._patch(torch.autograd, "_engine_run_backward", self._watch_engine)
         self._patch_after(GradScaler, "scale", lambda one, result, loss: self._own_losses().scaled(one, loss, result))
         self._patch(GradScaler, "step", self._watch_scaler_step)
         # The other two do not call the __init__ of the first.
@@ -305,7 +303,7 @@ class TrainingHooks:
         # Of what programs import and call the flag is looked at instead.
         for patch in self._near:
             patch.use(near)
-        if self._engine is not None and self.unstepped is None and self._handed is None:
+        if self.unstepped is None and self._handed is None:
             self._engine.use(False)
 
     def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> Patch:

@@ -18,6 +18,7 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gtrace.torch_hooks.steps import OfTensors, Patch, hides_from_swaps, living, parameters_of
 
@@ -93,8 +94,8 @@ class ModuleCollector:
     """Remembers, by weak reference, every module that registers a child or a parameter, is copied or unpickled."""
 
     def __init__(self) -> None:
-        # A dict by id instead of a WeakSet: a user's module may define __eq__ and be unhashable.
-        self._modules: dict[int, weakref.ref[nn.Module]] = {}
+        # By identity and not in a WeakSet: a user's module may define __eq__ and be unhashable.
+        self._modules: Any = WeakIdKeyDictionary()
         self._handles: list[RemovableHandle] = []
         original = nn.Module.__setstate__
         self._patch = Patch(nn.Module, "__setstate__", original, self._watch_setstate(original))
@@ -120,8 +121,7 @@ class ModuleCollector:
 
     def modules(self) -> list[nn.Module]:
         """The collected modules that are still alive, in the order in which they were first seen."""
-        alive = (reference() for reference in list(self._modules.values()))
-        return [module for module in alive if module is not None]
+        return [module for reference in self._modules.keyrefs() if (module := reference()) is not None]
 
     def _watch_setstate(self, original: Any) -> Any:
         # copy.deepcopy and pickle make a module without __init__, and set its whole content at once.
@@ -133,9 +133,7 @@ class ModuleCollector:
         return __setstate__
 
     def _saw(self, module: nn.Module, _name: str, _member: Any) -> None:
-        key = id(module)
-        if key not in self._modules:
-            self._modules[key] = weakref.ref(module, lambda _: self._modules.pop(key, None))
+        self._modules.setdefault(module, None)
 
 
 class Names:
@@ -147,8 +145,8 @@ class Names:
     """
 
     def __init__(self) -> None:
-        #: a model's id -> the model, its label and the prefix of its names
-        self._models: dict[int, tuple[weakref.ref[nn.Module], str, str]] = {}
+        #: model -> its label and the prefix of its names
+        self._models: Any = WeakIdKeyDictionary()
         #: label -> its model, and the optimizer that trained it last
         self._labels: dict[str, tuple[weakref.ref[nn.Module], int]] = {}
         #: name -> the model in which it is a path (or None), the parameter that had it last, and its optimizer
@@ -207,17 +205,15 @@ class Names:
             for choice in self._choices(model, stream, alone)
             if not any(self._is_taken(choice[1] + path, paths[path], stream, model) for path in paths)
         )
-        self._models[id(model)] = reference, label, prefix
+        self._models[model] = label, prefix
         self._labels[label] = reference, stream
         self._taken |= {prefix + path: (reference, weakref.ref(one), stream) for path, one in paths.items()}
         return prefix
 
     def _choices(self, model: nn.Module, stream: int, alone: bool) -> Iterator[tuple[str, str]]:
         """Possible labels and prefixes of a model, the best first; there is always another one."""
-        # The id of a deleted model may now be another's.
-        known, label, prefix = self._models.get(id(model), (None, "", ""))
-        if known is not None and known() is model:
-            yield label, prefix
+        if model in self._models:
+            yield self._models[model]
         kind = class_name(model)
         for number in itertools.count(1):
             label = kind if number == 1 else f"{kind}_{number}"
@@ -263,6 +259,10 @@ class KeptNames:
     def __init__(self) -> None:
         self._names: OfTensors[tuple[str, torch.Size]] = OfTensors()
         self._namer, self._taken = Names(), set[str]()
+
+    def __reduce__(self) -> tuple[type[KeptNames], tuple[()]]:
+        # For pickle: tensors of another process have no names yet.
+        return KeptNames, ()
 
     def __getitem__(self, parameter: torch.Tensor) -> str:
         return self._names[parameter][0]
@@ -356,7 +356,7 @@ class ModulePaths:
         self._models = models
         self._scans = _MOST_SCANS if scan else 0
         self._closed = closed
-        self._names: dict[int, tuple[weakref.ref[nn.Module], TreeName | None]] = {}
+        self._names: Any = WeakIdKeyDictionary()
         self._labels: dict[str, weakref.ref[nn.Module]] = {}
         self._first: weakref.ref[nn.Module] | None = None
         self._vain: dict[type, int] = {}
@@ -368,9 +368,11 @@ class ModulePaths:
 
     def of(self, module: nn.Module) -> TreeName | None:
         """The module's name; None for one that gets no name."""
-        return (self._names[id(module)] if self._knows(module) else self._find(module))[1]
+        if module not in self._names:
+            self._find(module)
+        return self._names[module]
 
-    def _find(self, module: nn.Module) -> tuple[weakref.ref[nn.Module], TreeName | None]:
+    def _find(self, module: nn.Module) -> None:
         loose = not module._modules and not any(p is not None for p in module._parameters.values())
         kind = type(module)
         if self._vain.get(kind, 0) < _MOST_WALKS:
@@ -380,18 +382,10 @@ class ModulePaths:
                 root = _root_of(module, _all_live_modules())
             if root is not None:
                 self._name_all(root)
-                return self._names[id(module)]
+                return
             if loose:
                 self._vain[kind] = self._vain.get(kind, 0) + 1
-        shared = TreeName(f"unnamed/{kind.__name__}", (), kind.__name__)
-        entry = weakref.ref(module), None if self._closed else shared
-        self._names[id(module)] = entry
-        return entry
-
-    def _knows(self, module: nn.Module) -> bool:
-        # The id of a deleted module may now be another's.
-        entry = self._names.get(id(module))
-        return entry is not None and entry[0]() is module
+        self._names[module] = None if self._closed else TreeName(f"unnamed/{kind.__name__}", (), kind.__name__)
 
     def _name_all(self, root: nn.Module) -> None:
         """Name the modules of a tree that have no name yet."""
@@ -403,9 +397,9 @@ class ModulePaths:
         bare = unwrapped(root)
         prefix, own = self._label(bare)
         for module, paths in found.values():
-            if not self._knows(module):
+            if module not in self._names:
                 first, *others = [f"{prefix}{path}" if path else own for path in paths]
-                self._names[id(module)] = weakref.ref(module), TreeName(first, tuple(others), class_name(module))
+                self._names[module] = TreeName(first, tuple(others), class_name(module))
 
     def _label(self, root: nn.Module) -> tuple[str, str]:
         """The prefix of paths in a tree, empty for the first trained one; and the name of its root."""
@@ -451,8 +445,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor; the tensor itself if it is not sharded."""
-    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return part
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def sharding(parameter: Any) -> dict[str, Any]:

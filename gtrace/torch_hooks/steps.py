@@ -83,9 +83,7 @@ def hides_from_swaps(holder: Any) -> None:
 
 @functools.cache
 def _watch_swaps() -> None:
-    original = getattr(torch.utils, "swap_tensors", None)
-    if original is None:
-        return  # torch before 2.3
+    original: Any = torch.utils.swap_tensors
 
     @functools.wraps(original)
     def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> object:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils.weak import TensorWeakRef
 
 from gtrace.torch_hooks.gradients import LOCAL, OptimizerStep
-from gtrace.torch_hooks.steps import Losses, Rounds, backward_in_progress, hides_from_swaps, living, nodes_below
+from gtrace.torch_hooks.steps import Losses, OfTensors, Rounds, backward_in_progress, living, nodes_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 
 
 #: steps, and bytes of gradients, that wait while an optimizer exists that may still step
@@ -27,36 +26,14 @@ class HandStream:
     """Parameters that a program changes together; it acts as their optimizer."""
 
     def __init__(self) -> None:
-        #: id -> the parameter, and the name of its variable in the program, empty without one
-        self._parameters: dict[int, tuple[Callable[[], torch.Tensor | None], str]] = {}
-        hides_from_swaps(self)
-
-    def forget(self, parameter: torch.Tensor) -> Callable[[], None] | None:
-        """See :func:`~gtrace.torch_hooks.steps.hides_from_swaps`."""
-        if not self.holds(parameter):
-            return None
-        name = self._parameters[id(parameter)][1]
-        # Its place stays.
-        self._parameters[id(parameter)] = lambda: None, name
-        return lambda: self._parameters.update({id(parameter): (TensorWeakRef(parameter), name)})
+        #: parameter -> the name of its variable in the program, empty without one
+        self.names: MutableMapping[torch.Tensor, str] = OfTensors()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """One group with the parameters that still exist."""
-        found = [(one, name) for reference, name in self._parameters.values() if (one := reference()) is not None]
+        found = list(self.names.items())
         return [{"params": [one for one, _ in found], "param_names": [name for _, name in found]}]
-
-    def holds(self, parameter: torch.Tensor) -> bool:
-        """Whether it is one of these."""
-        entry = self._parameters.get(id(parameter))
-        return entry is not None and entry[0]() is parameter
-
-    def add(self, leaves: Iterable[_Leaf]) -> None:
-        """Add parameters, and forget those that are gone."""
-        new = {id(leaf.parameter): leaf for leaf in leaves if not self.holds(leaf.parameter)}
-        if new:
-            self._parameters = {key: one for key, one in self._parameters.items() if one[0]() is not None}
-            self._parameters |= {key: (TensorWeakRef(leaf.parameter), leaf.name) for key, leaf in new.items()}
 
 
 class HandedStream:
@@ -271,14 +248,14 @@ class Unstepped:
         return self._replaces
 
     def _complete(self, changed: Sequence[_Leaf]) -> None:
-        parameters = [leaf.parameter for leaf in changed]
-        stream = next((one for one in self._streams if any(map(one.holds, parameters))), None)
+        stream = next((one for one in self._streams if any(leaf.parameter in one.names for leaf in changed)), None)
         if stream is None and self._replaces and self._streams:
             stream = self._streams[-1]
         if stream is None:
             stream = HandStream()
             self._streams.append(stream)
-        stream.add(changed)
+        for leaf in changed:
+            stream.names.setdefault(leaf.parameter, leaf.name)
         gradients = {id(leaf.parameter): leaf.gradient for leaf in changed if leaf.gradient is not None}
         groups = stream.param_groups
         self.losses.use()
@@ -289,7 +266,7 @@ class Unstepped:
         if self._sure:
             self._take(step)
             return
-        self._waiting.append((step, _bytes(gradients.values()), parameters))
+        self._waiting.append((step, _bytes(gradients.values()), [leaf.parameter for leaf in changed]))
         full = len(self._waiting) >= _WAITING or sum(size for _, size, _ in self._waiting) >= _WAITING_BYTES
         if full or not any(True for _ in living(torch.optim.Optimizer)):
             self._choose()

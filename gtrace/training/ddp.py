@@ -28,7 +28,7 @@ from gtrace.errors import UsageError, suggest
 from gtrace.metrics import ratio
 from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.torch_hooks.hooks import never_compiled
-from gtrace.torch_hooks.naming import Names
+from gtrace.torch_hooks.naming import KeptNames, Names
 from gtrace.training import device, vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import NONFINITE, Nonfinite, Tally, check_saved, without_nonfinite
@@ -180,10 +180,7 @@ class RankExchange:
         self.comparison: AllReduceComparison | None = None
         self.on_step = on_step
         self.loss_scale: Callable[[], float] | None = None
-        self._names: dict[int, str] = {}
-        #: kept alive: Python gives the id of a freed parameter to another one, which would then have its name
-        self._named: list[torch.Tensor] = []
-        self._namer, self._models = Names(), [] if model is None else [model]
+        self._names, self._models = KeptNames(), [] if model is None else [model]
         if model is not None:
             self._name(list(model.parameters()))
         self._sharded: list[ShardedGroup] = []
@@ -255,7 +252,7 @@ class RankExchange:
     def name_groups(self) -> None:
         """Name the parameters of all groups, by their places in the models."""
         held = [(group, group.held()) for group in self._sharded]
-        found = self._namer.of([{"params": [one for _, some in held for one in some]}], self._models)
+        found = Names().of([{"params": [one for _, some in held for one in some]}], self._models)
         for group, some in held:
             group.names = [found[id(one)].name for one in some]
 
@@ -267,9 +264,8 @@ class RankExchange:
             # A failed backward pass leaves buckets behind.
             self._waiting, self._promised = [], []
         parameters = bucket.parameters()
-        if any(id(parameter) not in self._names for parameter in parameters):
-            self._name(parameters)
-        self._waiting += zip([self._names[id(one)] for one in parameters], bucket.gradients(), strict=True)
+        self._name(parameters)
+        self._waiting += zip(map(self._names.__getitem__, parameters), bucket.gradients(), strict=True)
         self._promised.append((buffer, future))
         # Shares depend on the gradients of all tensors, so buckets wait for the last one.
         if bucket.is_last() or not self._codecs.allocates:
@@ -371,7 +367,7 @@ class RankExchange:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the parts that belong to one process."""
-        empty: dict[str, Any] = {"_names": {}, "_named": [], "_namer": Names(), "_models": [], "_sharded": []}
+        empty: dict[str, Any] = {"_names": KeptNames(), "_models": [], "_sharded": []}
         return {**vars(self), **dict.fromkeys(("group", "_replicas", "on_step", "loss_scale")), **empty}
 
     def _connect(self, group: dist.ProcessGroup | None, replicas: dist.ProcessGroup | None = None) -> None:
@@ -394,9 +390,7 @@ class RankExchange:
             codecs.load_lists(lists)
 
     def _name(self, parameters: Sequence[torch.Tensor]) -> None:
-        found = self._namer.of([{"params": list(parameters)}], self._models)
-        self._named += parameters
-        self._names.update({key: entry.name for key, entry in found.items()})
+        self._names.add(parameters, [{"params": parameters}], lambda: self._models)
 
     def _exchange(
         self, codecs: RankCodecs, pieces: Sequence[Piece], values: Sequence[Vector], *, scattered: bool = False

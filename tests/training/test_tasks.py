@@ -51,7 +51,7 @@ def test_models_and_batches_come_from_their_seeds_and_an_untrained_model_can_lea
 def test_targets_of_a_text_are_the_next_characters_or_words():
     characters, words = load_task("char-lstm"), load_task("word-lstm")
     line = "From fairest creatures we desire increase,"
-    assert "".join(characters._alphabet[characters._train[: len(line)]]) == line
+    assert "".join(characters._vocabulary[characters._train[: len(line)]]) == line
     shown = words._vocabulary[words._train[:8]]
     assert list(shown) == ["from", "fairest", "creatures", "we", "desire", "increase", ",", "\n"]
     assert len(words._test) == pytest.approx(len(words._train) / 9, rel=0.01)

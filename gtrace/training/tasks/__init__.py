@@ -141,8 +141,7 @@ def load_task(name: str) -> Task:
     describe_task(name)
     require_torch()
     module, _, kind = _TASKS[name][0].partition(":")
-    task: Task = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
-    return task
+    return getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
 
 
 _PACKAGE = Path(__file__).resolve().parents[2]

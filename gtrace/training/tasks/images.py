@@ -72,16 +72,13 @@ class _Images(Task):
         return images
 
     def batch(self, random: np.random.Generator, size: int) -> Batch:
-        """Images and their classes."""
         chosen = torch.from_numpy(random.integers(len(self._train[1]), size=size))
         return self._inputs(self._train[0][chosen]), self._train[1][chosen]
 
     def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy."""
         return functional.cross_entropy(outputs, targets)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """SGD."""
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=self._momentum, weight_decay=self._weight_decay)
 
 
@@ -100,7 +97,6 @@ class _Digits(_Images):
         self._test = images[held_out], digits[held_out]
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """Cross-entropy and accuracy on the held-out images."""
         images, digits = self._test
         scores = model(images)
         right = (scores.argmax(1) == digits).double().mean()
@@ -115,7 +111,6 @@ class DigitsCNN(_Digits):
     _shape = (-1, 1, 8, 8)
 
     def model(self) -> nn.Module:
-        """A fresh network."""
         layers = OrderedDict[str, nn.Module](
             conv1=nn.Conv2d(1, 32, 3, padding=1),
             relu1=nn.ReLU(),
@@ -138,7 +133,6 @@ class DigitsMLP(_Digits):
     _shape = (-1, 64)
 
     def model(self) -> nn.Module:
-        """A fresh network."""
         layers = OrderedDict[str, nn.Module](
             fc1=nn.Linear(64, 128),
             relu1=nn.ReLU(),
@@ -150,7 +144,6 @@ class DigitsMLP(_Digits):
         return nn.Sequential(layers)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """Adam."""
         return torch.optim.Adam(model.parameters(), lr=lr)
 
 
@@ -177,7 +170,6 @@ class _Fashion(_Images):
         return ((images.float() - self._mean) / self._scale)[:, None]
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """Cross-entropy and accuracy on the test images."""
         loss = right = 0.0
         for images, classes in zip(*(torch.split(part, _TEST_BATCH) for part in self._test), strict=True):
             scores = model(self._inputs(images))
@@ -227,8 +219,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, channels, H, W) to scores (N, 10)."""
-        y: torch.Tensor = self.fc(self.blocks(functional.relu(self.bn1(self.conv1(x)))).mean((2, 3)))
-        return y
+        return self.fc(self.blocks(functional.relu(self.bn1(self.conv1(x)))).mean((2, 3)))
 
 
 class FashionResNet8(_Fashion):
@@ -240,7 +231,6 @@ class FashionResNet8(_Fashion):
     _weight_decay = 1e-4
 
     def model(self) -> nn.Module:
-        """A fresh network."""
         return ResNet()
 
 
@@ -274,5 +264,4 @@ class FashionCNN(_Fashion):
     _momentum = 0.0
 
     def model(self) -> nn.Module:
-        """A fresh network."""
         return mqgrad_network(nn.Conv2d(1, 64, 5, padding=2), 256, 128)

@@ -71,16 +71,18 @@ class _Transformer(nn.Module):
         x: Tensor = self.embedding(codes) + self.places.weight[:length]
         for block in self.blocks:
             x = block(x, src_mask=mask, is_causal=True)
-        scores: Tensor = self.head(self.norm(x))
-        return scores
+        return self.head(self.norm(x))
 
 
 class _Text(Task):
     """A text, its held-out part, and the loss, in nats per character or word; there is no accuracy."""
 
-    _train: Tensor
-    _test: Tensor
     _length: ClassVar[int]
+
+    def __init__(self, train: Sequence[str], test: Sequence[str]) -> None:
+        self._vocabulary, codes = np.unique(np.array([*train, *test]), return_inverse=True)
+        text = torch.from_numpy(codes.astype(np.int64))
+        self._train, self._test = text[: len(train)], text[len(train) :]
 
     def batch(self, random: np.random.Generator, size: int) -> Batch:
         """Pieces of the text and the same pieces one character or word later, both int64[size, length]."""
@@ -89,7 +91,6 @@ class _Text(Task):
         return self._train[places], self._train[places + 1]
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
         return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
@@ -99,14 +100,11 @@ class _Characters(_Text):
     _length = LENGTH
 
     def __init__(self) -> None:
-        raw = sample_file("sonnets.txt").read_text(encoding="ascii")
-        self._alphabet, codes = np.unique(np.array(list(raw)), return_inverse=True)
-        text = torch.from_numpy(codes.astype(np.int64))
+        text = sample_file("sonnets.txt").read_text(encoding="ascii")
         held_out = len(text) // 10
-        self._train, self._test = text[:-held_out], text[-held_out:]
+        super().__init__(text[:-held_out], text[-held_out:])
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """AdamW."""
         return torch.optim.AdamW(model.parameters(), lr=lr)
 
 
@@ -119,8 +117,7 @@ class CharLSTM(_Characters):
     _layers: ClassVar[int] = 1
 
     def model(self) -> nn.Module:
-        """A fresh network."""
-        return _Network(len(self._alphabet), 32, self._width, self._layers)
+        return _Network(len(self._vocabulary), 32, self._width, self._layers)
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Nats per character over the held-out text, read in one piece."""
@@ -135,8 +132,7 @@ class CharTransformer(_Characters):
     recipe: ClassVar[Recipe] = Recipe(steps=300, batch_size=8, lr=2e-3, clip=1.0)
 
     def model(self) -> nn.Module:
-        """A fresh network."""
-        return _Transformer(len(self._alphabet))
+        return _Transformer(len(self._vocabulary))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Nats per character over the held-out text, in separate windows."""
@@ -170,19 +166,16 @@ class Words(_Text):
     _layers: ClassVar[int]
 
     def __init__(self, train: Sequence[str], test: Sequence[str]) -> None:
-        self._vocabulary, codes = np.unique(np.array([*train, *test]), return_inverse=True)
-        text = torch.from_numpy(codes.astype(np.int64))
-        self._train, self._test = text[: len(train)], text[len(train) :][: _TESTED + 1]
+        super().__init__(train, test)
+        self._test = self._test[: _TESTED + 1]
 
     def model(self) -> nn.Module:
-        """A fresh network."""
         model = _Network(len(self._vocabulary), self._width, self._width, self._layers)
         # PyTorch's default embedding is so large that the first steps would only shrink it.
         nn.init.uniform_(model.embedding.weight, -0.1, 0.1)
         return model
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """Plain SGD."""
         return torch.optim.SGD(model.parameters(), lr=lr)
 
     def evaluate(self, model: nn.Module) -> Evaluation:

@@ -209,22 +209,19 @@ def _as_main_program(program: Program) -> Iterator[None]:
     sys.path = list(path)
     if not sys.flags.safe_path:
         # The first entry is ours (the folder of the command gtrace); the program expects its own there.
-        sys.path[:1] = _path_entries(program)
+        if program.is_module:
+            sys.path[0] = os.getcwd()
+        elif program.is_code:
+            sys.path[0] = ""
+        elif pkgutil.get_importer(program.file) is None:
+            sys.path[0] = os.path.dirname(os.path.realpath(program.file))
+        else:
+            del sys.path[0]  # runpy puts the folder or zip file there
     try:
         yield
     finally:
         sys.argv, sys.path = argv, path
         sys.modules["__main__"] = main
-
-
-def _path_entries(program: Program) -> list[str]:
-    if program.is_module:
-        return [os.getcwd()]
-    if program.is_code:
-        return [""]
-    if pkgutil.get_importer(program.file) is not None:
-        return []  # runpy puts the folder or zip file there
-    return [os.path.dirname(os.path.realpath(program.file))]
 
 
 def _exit_code(request: SystemExit) -> int:
@@ -243,20 +240,15 @@ def hide_machinery(error: BaseException) -> None:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        one.__traceback__ = _without_machinery(one.__traceback__)
+        frames, traceback = [], one.__traceback__
+        while traceback is not None:
+            name = traceback.tb_frame.f_globals.get("__name__") or ""
+            if not any(name == ours or name.startswith(ours + ".") for ours in _MACHINERY):
+                frames.append(traceback)
+            traceback = traceback.tb_next
+        one.__traceback__ = None
+        for entry in reversed(frames):
+            one.__traceback__ = TracebackType(one.__traceback__, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
         pending += [other for other in (one.__cause__, one.__context__) if other is not None]
         if isinstance(one, BaseExceptionGroup):
             pending += one.exceptions
-
-
-def _without_machinery(traceback: TracebackType | None) -> TracebackType | None:
-    frames = []
-    while traceback is not None:
-        name = traceback.tb_frame.f_globals.get("__name__") or ""
-        if not any(name == ours or name.startswith(ours + ".") for ours in _MACHINERY):
-            frames.append(traceback)
-        traceback = traceback.tb_next
-    clean = None
-    for entry in reversed(frames):
-        clean = TracebackType(clean, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return clean

@@ -73,5 +73,4 @@ class StateDictFile(TensorFile):
         # numpy has no bfloat16 and no 8-bit floats.
         if tensor.dtype not in (torch.float16, torch.float32, torch.float64) and not tensor.is_complex():
             tensor = tensor.float() if tensor.is_floating_point() else tensor
-        values: NDArray[np.generic] = tensor.resolve_conj().resolve_neg().numpy()
-        return values
+        return tensor.resolve_conj().resolve_neg().numpy()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from gtrace.errors import TraceError
 from gtrace.trace.files import write_beside
@@ -17,20 +18,12 @@ if TYPE_CHECKING:
 
 def as_tensors(tree: Any) -> Any:
     """The same dictionaries and lists, with tensors instead of arrays."""
-    if isinstance(tree, dict):
-        return {name: as_tensors(value) for name, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [as_tensors(value) for value in tree]
-    return torch.from_numpy(np.array(tree)) if isinstance(tree, np.ndarray) else tree
+    return tree_map_only(np.ndarray, lambda array: torch.from_numpy(array.copy()), tree)
 
 
 def as_arrays(tree: Any) -> Any:
     """Undo :func:`as_tensors`."""
-    if isinstance(tree, dict):
-        return {name: as_arrays(value) for name, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [as_arrays(value) for value in tree]
-    return tree.numpy() if torch.is_tensor(tree) else tree
+    return tree_map_only(torch.Tensor, torch.Tensor.numpy, tree)
 
 
 def save(path: Path, content: dict[str, Any]) -> None:

@@ -23,8 +23,6 @@ from gtrace.kernels.norms import BLOCK, FLOAT32_MAX, LANES
 from gtrace.training import torch_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from gtrace.codecs.coders import SharedCode
@@ -125,14 +123,6 @@ def receive(codec: Composed, shared: bytes, payload: bytes, size: int, device: t
     if width and values.size < 1 << width:
         check_symbol(int(top), values.size)
     return out
-
-
-def mean(decoded: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The result of ``Codec.aggregate``, float32[n] on the same device."""
-    total = torch.zeros_like(decoded[0], dtype=torch.float64)
-    for values in decoded:
-        total += values
-    return total.div_(total.new_full((), len(decoded))).float()
 
 
 def bucket_scales(x: torch.Tensor, norm: str, bucket: int) -> NDArray[np.float32]:

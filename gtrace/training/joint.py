@@ -397,8 +397,7 @@ def _timed(exchange: Exchanging[T], tally: Tally) -> Exchanging[T]:
         try:
             asked = exchange.send(answer)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            return end.value
         finally:
             tally.codec_seconds += time.thread_time() - start
         answer = yield asked
@@ -460,27 +459,24 @@ class OuterRounds:
             return Tally(float32_bits=32 * copies * sum(value.numel() for value in values.values()))
         # A gradient scaler may have left out all steps of this rank, while others go on.
         self.begin({name: parameter for name, parameter in parameters.items() if parameter.requires_grad})
-        tally, averages = self._averaged(self._nesterov.change(values))
-        self._nesterov.end(values, averages)
-        return tally
-
-    def _averaged(self, changes: Tensors) -> tuple[Tally, Tensors]:
-        """The averages of outer gradients; zeros for one that the exchange left out."""
-        shapes = {name: tuple(change.shape) for name, change in changes.items()}
+        changes = self._nesterov.change(values)
         if isinstance(self._exchange, RankExchange):
             rules = self._exchange.rules
             flat = [vectors.flat(change, rules.choose(name, change.numel())) for name, change in changes.items()]
-            found: Any = self._exchange.average(list(changes), flat, list(shapes.values()))
+            found = self._exchange.average(list(changes), flat, [tuple(change.shape) for change in changes.values()])
             self._exchange.end_step()
             self.comparison = self._exchange.comparison
             tally, averages = self._exchange.last, dict(zip(changes, found, strict=True))
         else:
             exchanged = self._exchange.step(self.steps // self._every - 1, [changes] * self._exchange.workers)
             tally, averages = exchanged.tally, exchanged.gradients
-        return tally, {
-            name: torch.as_tensor(averages[name]).view(shape) if name in averages else torch.zeros(shape)
-            for name, shape in shapes.items()
+        means = {
+            # What the exchange left out does not move.
+            name: torch.as_tensor(averages[name]).view(change.shape) if name in averages else torch.zeros(change.shape)
+            for name, change in changes.items()
         }
+        self._nesterov.end(values, means)
+        return tally
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint of the optimizer: all ranks have the same but for the codecs' memory."""

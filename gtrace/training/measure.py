@@ -144,8 +144,7 @@ class GaussNewton:
 def outputs(model: nn.Module, batch: Batch) -> torch.Tensor:
     """What a model says about a batch, without a change of its buffers, such as means of batch normalization."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    found: torch.Tensor = torch.func.functional_call(model, buffers, (batch[0],))
-    return found
+    return torch.func.functional_call(model, buffers, (batch[0],))
 
 
 class NoiseAhead:

@@ -229,6 +229,12 @@ class MQGrad:
         assert self.decision is not None
         return self.decision.bits
 
+    def __call__(self, _step: int, loss: float, seconds: float, _rms: object) -> int:
+        """The bits of an iteration as a :data:`Choice`, which skips a loss that is not finite."""
+        if math.isfinite(loss):
+            return self.step(loss, seconds)
+        return self.low if self.decision is None else self.decision.bits
+
     def _decide(self, state: NDArray[np.float64], earned: float | None) -> None:
         before, node = self.decision, self.node
         number = 0 if before is None else before.number + 1
@@ -274,14 +280,6 @@ class MQGrad:
 Choice: TypeAlias = "Callable[[int, float, float, Callable[[], Sequence[float]]], int]"
 
 
-def scheduled(bits: Mapping[int, int]) -> Choice:
-    """Bits from a fixed schedule: step -> bits from that step on."""
-    if 0 not in bits:
-        raise UsageError("policy schedule: needs the bits of step 0, e.g. schedule:0=2,500=4")
-    starts = sorted(bits)
-    return lambda step, _loss, _seconds, _rms: bits[starts[bisect_right(starts, step) - 1]]
-
-
 def adaptive(bits: tuple[int, int] = DEFAULT_BITS, divisor: float = 0.0005) -> Choice:
     """K = floor(mean over workers of min(most, least + RMS / divisor)), at every step.
 
@@ -297,17 +295,6 @@ def adaptive(bits: tuple[int, int] = DEFAULT_BITS, divisor: float = 0.0005) -> C
     def choose(_step: int, _loss: float, _seconds: float, rms: Callable[[], Sequence[float]]) -> int:
         wanted = [min(float(high), low + one / divisor) for one in rms() if math.isfinite(one)]
         return math.floor(sum(wanted) / len(wanted)) if wanted else high
-
-    return choose
-
-
-def learned(agent: MQGrad) -> Choice:
-    """MQGrad's agent, which skips a loss that is not finite."""
-
-    def choose(_step: int, loss: float, seconds: float, _rms: object) -> int:
-        if math.isfinite(loss):
-            return agent.step(loss, seconds)
-        return agent.low if agent.decision is None else agent.decision.bits
 
     return choose
 
@@ -384,20 +371,21 @@ class PolicySpec:
             return min(given.values()), max(given.values())
         return given.get("bits", DEFAULT_BITS) if self.chooses else ()
 
-    def begin(self, seed: int) -> tuple[Choice, MQGrad | None] | None:
+    def begin(self, seed: int) -> Choice | None:
         """The policy of one run, None for fixed; an option ``seed`` takes precedence over the run's.
 
-        With it comes the agent, which is all that it remembers between two steps; None for nothing.
+        Only MQGrad's agent remembers anything between two steps.
         """
         given = dict(self.given)
         if self.name == "schedule":
-            return scheduled({int(step): bits for step, bits in given.items()}), None
+            bits = {int(step): one for step, one in given.items()}
+            starts = sorted(bits)
+            if starts[:1] != [0]:
+                raise UsageError("policy schedule: needs the bits of step 0, e.g. schedule:0=2,500=4")
+            return lambda step, _loss, _seconds, _rms: bits[starts[bisect_right(starts, step) - 1]]
         if self.name == "adaptive":
-            return adaptive(**given), None
-        if self.name == FIXED:
-            return None
-        agent = MQGrad(**{"seed": seed, **given})
-        return learned(agent), agent
+            return adaptive(**given)
+        return None if self.name == FIXED else MQGrad(**{"seed": seed, **given})
 
     def __str__(self) -> str:
         shown = [
@@ -470,10 +458,11 @@ class ParameterServerClock:
 class BitControl:
     """Asks a policy before every exchange."""
 
-    def __init__(self, policy: tuple[Choice, MQGrad | None], codec: Codec, exchange: Exchange) -> None:
+    def __init__(self, choose: Choice, codec: Codec, exchange: Exchange) -> None:
         #: simulated duration of the previous step; the caller sets it
         self.seconds = math.nan
-        (self._choose, self._agent), self._codec, self._exchange = policy, codec, exchange
+        self._choose, self._codec, self._exchange = choose, codec, exchange
+        self._agent = choose if isinstance(choose, MQGrad) else None
         self._bits = 0
 
     def before(self, step: int, loss: float, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -32,8 +33,7 @@ def flat(values: Any, codec: Codec) -> Vector:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(values, torch.Tensor):
         return as_values(values)
-    vector: Vector = engine().flat(values, codec)
-    return vector
+    return engine().flat(values, codec)
 
 
 def engine() -> Any:
@@ -50,29 +50,27 @@ def placed(values: NDArray[np.float32], place: torch.device | None) -> Vector:
     """The values on a device; None is the host."""
     if place is None:
         return values
-    moved: torch.Tensor = sys.modules["torch"].from_numpy(values).to(place)
-    return moved
+    return sys.modules["torch"].from_numpy(values).to(place)
+
+
+def _module(values: Vector) -> Any:
+    return np if isinstance(values, np.ndarray) else sys.modules["torch"]
 
 
 def count_nonfinite(values: Vector) -> int:
     """Number of NaN or infinite values."""
-    if isinstance(values, np.ndarray):
-        return values.size - int(np.count_nonzero(np.isfinite(values)))
-    return values.numel() - int(values.isfinite().count_nonzero())
+    module = _module(values)
+    return len(values) - int(module.count_nonzero(module.isfinite(values)))
 
 
 def zero_nonfinite(values: Vector) -> Vector:
     """A copy with zeros instead of NaN and infinity."""
-    if isinstance(values, np.ndarray):
-        return np.where(np.isfinite(values), values, np.float32(0))
-    return values.nan_to_num(0.0, 0.0, 0.0)
+    return _module(values).nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def count_zeros(values: Vector) -> int:
     """Number of values that are exactly zero."""
-    if isinstance(values, np.ndarray):
-        return values.size - int(np.count_nonzero(values))
-    return values.numel() - int(values.count_nonzero())
+    return len(values) - int(_module(values).count_nonzero(values))
 
 
 def error_of(exact: Vector, decoded: Vector) -> tuple[float, float]:
@@ -85,11 +83,14 @@ def error_of(exact: Vector, decoded: Vector) -> tuple[float, float]:
 
 def plain_mean(vectors: Sequence[Vector]) -> Vector:
     """The mean, summed in float64 in order; NaN and infinity stay."""
-    if isinstance(vectors[0], np.ndarray):
-        total: NDArray[np.float64] = np.mean(vectors, axis=0, dtype=np.float64)
-        return total.astype(np.float32)
-    mean: Vector = engine().mean([one for one in vectors if not isinstance(one, np.ndarray)])
-    return mean
+    module = _module(vectors[0])
+    if module is np:
+        return np.asarray(np.mean(vectors, axis=0, dtype=np.float64), np.float32)
+    total = module.zeros_like(vectors[0], dtype=module.float64)
+    for values in vectors:
+        total += values
+    # On CUDA, division by a number of the host would multiply by its reciprocal.
+    return total.div_(total.new_full((), len(vectors))).float()
 
 
 def aggregate(codec: Codec, decoded: Sequence[Vector]) -> Vector:
@@ -101,14 +102,11 @@ def aggregate(codec: Codec, decoded: Sequence[Vector]) -> Vector:
 def concatenated(vectors: Sequence[Vector]) -> Vector:
     """All vectors concatenated; on the host unless all are on one device."""
     places = {place_of(one) for one in vectors}
-    if len(places) == 1 and None not in places:
-        whole: Vector = sys.modules["torch"].cat(list(vectors))
-        return whole
-    return np.concatenate([on_host(one) for one in vectors])
+    if len(places) > 1:
+        vectors = [on_host(one) for one in vectors]
+    return _module(vectors[0]).concatenate(list(vectors))
 
 
 def cut(whole: Vector, sizes: Sequence[int]) -> list[Vector]:
     """Undo :func:`concatenated`."""
-    if isinstance(whole, np.ndarray):
-        return list(np.split(whole, np.cumsum(sizes)[:-1]))
-    return list(sys.modules["torch"].split(whole, list(sizes)))
+    return [whole[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]

@@ -369,8 +369,7 @@ def _added(parts: Parts, total: NDArray[np.int64], ranks: int, scales: NDArray[n
     """The mean of ``ranks`` values from the sum of their integers: float32[n]."""
     top = ranks * _integers(parts)[-1]
     each = np.repeat(scales, parts.scale.over(total.size))[: total.size].astype(np.float64)
-    mean: NDArray[np.float32] = ((2 * total - top) / top * each).astype(np.float32)
-    return mean
+    return ((2 * total - top) / top * each).astype(np.float32)
 
 
 def _wide(parts: Parts, ranks: int) -> int:

@@ -20,7 +20,7 @@ NETWORK = Network.parse("1kbit/s", "0s", "ps", "2s")
 
 
 def choose(policy, step=0, loss=1.0, rms=()):
-    return policy[0](step, loss, 1.0, lambda: rms)
+    return policy(step, loss, 1.0, lambda: rms)
 
 
 def begun(text, seed=0):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from gtrace.codecs import codec as build_codec
 from gtrace.codecs.assignment import CodecTable, TableLike
 from gtrace.codecs.base import Averaged, Codec, advance
 from gtrace.codecs.link import LinkOptions, Receiver, Sender, allocate
@@ -152,6 +153,13 @@ class Tally:
         own = {name: getattr(self, name) for name in names}
         return {"bits": self.bits, "bits_float32": self.float32_bits, **own}
 
+    def ended(
+        self, steps: int, loss: float, accuracy: float | None, *, diverged: bool, seconds: float
+    ) -> dict[str, Any]:
+        """The fields of every run log about the end of a run."""
+        costs = {"bits": self.bits, "ratio": self.ratio}
+        return {"steps": steps, "loss": loss, "accuracy": accuracy, **costs, "diverged": diverged, "seconds": seconds}
+
     def add_sent(self, exact: Vector, decoded: Vector) -> None:
         """Add the error of one worker's values."""
         energy, error = vectors.error_of(exact, decoded)
@@ -250,8 +258,8 @@ class Exchange:
             out of the mean, ``zero`` sends zeros instead, ``error`` raises, ``pass`` makes the tensor's average NaN
             (a lone worker's stays as it is), for the training to handle: a gradient scaler skips the step. The other
             workers, as other ranks, have sent theirs by then, and memory has settled, except with a linear codec.
-        down: a server sends the average through this codec, with keys of its own, and all workers get the same
-            bytes; ``same`` for the workers' codec. None: the average is sent exactly.
+        down: a server sends the average through this codec, or that of this spec, with keys of its own, and all
+            workers get the same bytes; ``same`` for the workers' codec. None: the average is sent exactly.
 
     Raises:
         UsageError: fewer than one worker, or an unknown schedule or policy.
@@ -265,7 +273,7 @@ class Exchange:
         seed: int = 0,
         refit: str | RefitSchedule = DEFAULT_REFIT,
         nonfinite: Nonfinite = "skip",
-        down: Codec | Literal["same"] | None = None,
+        down: Codec | str | None = None,
     ) -> None:
         if workers < 1:
             raise UsageError(f"workers: {workers} is below 1")
@@ -276,7 +284,7 @@ class Exchange:
         schedule = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
         self._options = LinkOptions(schedule, seed, vectors.engine)
         self.nonfinite = nonfinite
-        self._down = down
+        self._down = build_codec(down) if isinstance(down, str) and down != "same" else down
         self._whole = self.rules.over_model
         self._layout: dict[str, tuple[int, ...]] | None = None
         self._links: dict[tuple[str, int], tuple[Sender, Receiver]] = {}

@@ -230,7 +230,7 @@ class MQGrad:
         return self.decision.bits
 
     def __call__(self, _step: int, loss: float, seconds: float, _rms: object) -> int:
-        """The bits of an iteration as a :data:`Choice`, which skips a loss that is not finite."""
+        """The bits of an iteration, as other policies choose them; a loss that is not finite is skipped."""
         if math.isfinite(loss):
             return self.step(loss, seconds)
         return self.low if self.decision is None else self.decision.bits

@@ -9,12 +9,11 @@ import contextlib
 import math
 import time
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gtrace.codecs import Codec, Identity
-from gtrace.codecs import codec as build_codec
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions
 from gtrace.noise import equivalent_batch
@@ -129,9 +128,6 @@ class TrainingRun:
             rules = CodecTable.of(codec, min_size=settings.min_size)
             options = LinkOptions(settings.refit, settings.seed, vectors.engine)
             self._joint = JointWorkers(self._model, settings.workers, self._joint_optimizer, rules, options)
-        down: Codec | Literal["same"] | None = "same" if settings.down == "same" else None
-        if settings.down not in ("", "same"):
-            down = build_codec(settings.down)
         self._exchange = Exchange(
             # If neural gradients are compressed, weight gradients are averaged exactly.
             CodecTable.of(codec, min_size=settings.min_size) if self._neural is None else Identity(),
@@ -139,7 +135,7 @@ class TrainingRun:
             seed=settings.seed,
             refit=settings.refit,
             nonfinite=settings.nonfinite,
-            down=down if codec != Identity() else None,
+            down=(settings.down or None) if codec != Identity() else None,
         )
         self._clip = settings.clip or task.recipe.clip
         self._ahead = NoiseAhead(task, self._model, self._optimizer, settings)
@@ -168,8 +164,7 @@ class TrainingRun:
         if not settings.optimizer:
             return self._task.optimizer(model, settings.lr)
         name, options = OPTIMIZERS[settings.method]
-        made: torch.optim.Optimizer = getattr(torch.optim, name)(model.parameters(), lr=settings.lr, **options)
-        return made
+        return getattr(torch.optim, name)(model.parameters(), lr=settings.lr, **options)
 
     def _joint_optimizer(self, model: nn.Module, codecs: RankCodecs) -> JointOptimizer:
         settings = self._settings
@@ -204,17 +199,10 @@ class TrainingRun:
                 )
             yield from map(warning, self._last_words())
             result.finished = True
-            yield {
-                "type": "end",
-                **self.label,
-                "steps": result.steps,
-                "loss": result.loss,
-                "accuracy": result.accuracy,
-                "bits": result.tally.bits,
-                "ratio": result.tally.ratio,
-                "diverged": bool(result.diverged),
-                "seconds": result.seconds,
-            }
+            end = result.tally.ended(
+                result.steps, result.loss, result.accuracy, diverged=bool(result.diverged), seconds=result.seconds
+            )
+            yield {"type": "end", **self.label, **end}
 
     def _step(self, step: int) -> Generator[dict[str, Any], None, dict[str, Any]]:
         start, self._aside = time.process_time(), 0.0

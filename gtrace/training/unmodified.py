@@ -66,15 +66,14 @@ class ScriptOptions(RankOptions):
     #: its spec; for a table its name
     codec: str
     #: (pattern, spec) for some tensors
-    rules: tuple[tuple[str, str], ...] = ()
+    rules: Sequence[tuple[str, str]] = ()
     min_size: int = 0
     every: int | None = None
     workers: int = 1
     #: the program, for the log
-    argv: tuple[str, ...] = ()
+    argv: Sequence[str] = ()
     #: a word of this launch, so that its processes do not overwrite each other's logs
     launch: str = ""
-    plugins: tuple[str, ...] = ()
     #: what ``CodecTable.describe`` says of a table, and the file that it is from; None if there is one codec
     table: dict[str, Any] | None = None
     plan: str = ""
@@ -161,18 +160,9 @@ class ScriptLog:
         summary = self._training.summary
         for text in summary.warnings:
             self._append({"type": "warning", "text": text})
-        end = {
-            "type": "end",
-            **self._label,
-            "steps": summary.steps,
-            "loss": self._loss,
-            "accuracy": None,
-            "bits": summary.tally.bits,
-            "ratio": summary.tally.ratio,
-            "diverged": self._has_loss and not math.isfinite(self._loss),
-            "seconds": summary.seconds,
-        }
-        self._append(end)
+        diverged = self._has_loss and not math.isfinite(self._loss)
+        end = summary.tally.ended(summary.steps, self._loss, None, diverged=diverged, seconds=summary.seconds)
+        self._append({"type": "end", **self._label, **end})
         self._writer.close()
         return self._writer.path
 
@@ -531,7 +521,7 @@ class ScriptTraining:
 def training(settings: Mapping[str, Any], on_record: Callable[[dict[str, Any]], None] | None = None) -> ScriptTraining:
     """The hooks for what the command line said, as JSON values."""
     known = {item.name for item in fields(ScriptOptions)}
-    options = ScriptOptions(**{name: _plain(value) for name, value in settings.items() if name in known})
+    options = ScriptOptions(**{name: value for name, value in settings.items() if name in known})
     return ScriptTraining(options, _say, on_record)
 
 
@@ -584,10 +574,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _plain(value: Any) -> Any:
-    return tuple(map(_plain, value)) if isinstance(value, list) else value
 
 
 def _say(text: str) -> None:

@@ -216,18 +216,20 @@ class LocalGradients(_Accumulated):
         copy.before = None
         if gradient is None:
             return
-        if before is not None and value is not None and _averaged(before, value):
+        if (
+            before is not None
+            and value is not None
+            and before.shape == value.shape
+            # Averaged: ``grad`` is neither the value after the previous micro-batch nor zero.
+            and not torch.equal(before, value)
+            and bool(before.any())
+        ):
             copy.value = value + (gradient - before)
         elif value is not None and value.layout == gradient.layout == torch.strided and _fits(value, gradient):
             value.copy_(gradient)
         else:
             copy.value = gradient.detach().clone()
         copy.fresh = True
-
-
-def _averaged(before: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether ``grad`` is neither the value after the previous micro-batch nor zero."""
-    return before.shape == value.shape and not torch.equal(before, value) and bool(before.any())
 
 
 class Replicas(NamedTuple):

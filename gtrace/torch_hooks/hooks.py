@@ -175,7 +175,14 @@ class TrainingHooks:
         #: finds steps without an optimizer; None once one has stepped, and if such steps are not wanted
         self.unstepped: Unstepped | None = None
         if self._only is None:
-            self.unstepped = Unstepped(self._may_want, self._own_gradient, self._take_by_hand, self.modules.modules)
+            self.unstepped = Unstepped(
+                lambda waiting: any(
+                    self._coming(n) == n for n in [stream.steps for stream in self._streams.values()] or [waiting]
+                ),
+                self._own_gradient,
+                self._take_by_hand,
+                self.modules.modules,
+            )
         self._handed: HandedStream | None = None
         #: calls of ``torch.autograd.grad``, which leave no gradients behind
         self.functional = 0
@@ -375,8 +382,7 @@ class TrainingHooks:
             self.unstepped.begin(tensors, gradients, inputs)
         self.backward_passes += 1
         self._own_losses().backward(tensors, gradients)
-        if self._samples.waits:
-            self._samples.backward()
+        self._samples.backward()
         if self.clock.runs:
             self.clock.backward_begins()
 
@@ -569,9 +575,6 @@ class TrainingHooks:
     def hand(self, gradients: Mapping[str, Any], loss: float, lr: float) -> None:
         """The program hands over the gradients of a step; from the first one on nothing else is recorded."""
         self._guarded(self._take_handed, gradients, loss, lr)
-
-    def _may_want(self, waiting: int) -> bool:
-        return any(self._coming(n) == n for n in [stream.steps for stream in self._streams.values()] or [waiting])
 
     def _own_gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
         if self._reduced or process_place().world_size == 1:

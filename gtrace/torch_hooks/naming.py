@@ -121,7 +121,8 @@ class ModuleCollector:
 
     def modules(self) -> list[nn.Module]:
         """The collected modules that are still alive, in the order in which they were first seen."""
-        return [module for reference in self._modules.keyrefs() if (module := reference()) is not None]
+        alive = (reference() for reference in self._modules.keyrefs())
+        return [module for module in alive if module is not None]
 
     def _watch_setstate(self, original: Any) -> Any:
         # copy.deepcopy and pickle make a module without __init__, and set its whole content at once.
@@ -445,7 +446,8 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor; the tensor itself if it is not sharded."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return part
 
 
 def sharding(parameter: Any) -> dict[str, Any]:

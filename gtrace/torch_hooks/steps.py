@@ -335,11 +335,6 @@ class Samples:
         self._open = wanted and (self._wanted <= _COUNTED or self._wanted % _COUNTED == 0) and not has_compiled()
         self._listen(self._open)
 
-    @property
-    def waits(self) -> bool:
-        """Whether :meth:`backward` has something to do."""
-        return self._used or self._open
-
     def backward(self) -> None:
         """A backward pass begins; what a forward pass after it reads are further samples of the same step."""
         if self._used:

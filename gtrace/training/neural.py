@@ -96,7 +96,7 @@ class LayerCodecs:
         if self._common is not None or self._codec.allocates:
             self._note(tensor, values, step)
         decoded = values
-        if self._encodes:
+        if self._common is None or self._fitted is not None:
             # Tensors of one receiver send it the shared bytes once.
             sender.known = receiver.shared
             message = sender.send(values, step)
@@ -114,7 +114,7 @@ class LayerCodecs:
     def preview(self, name: str, array: NDArray[np.float32], step: int) -> NDArray[np.float32]:
         """The result of :meth:`carry` with the current codec state; nothing is fitted or counted."""
         sender, values = self._tensor(name, array).sender, array.reshape(-1)
-        if not self._encodes:
+        if self._common is not None and self._fitted is None:
             return values
         payload = self._codec.encode(sender.state, values, sender.key(step))
         return self._codec.decode(self._codec.shared(sender.state), payload, values.size)
@@ -140,10 +140,6 @@ class LayerCodecs:
         spent = time.thread_time() - start
         tally.codec_seconds += spent
         tally.fit_seconds += spent
-
-    @property
-    def _encodes(self) -> bool:
-        return self._common is None or self._fitted is not None
 
     def _tensor(self, name: str, array: NDArray[np.float32]) -> _Layer:
         """A tensor's link, with a state of the array's size and the latest fit."""

@@ -359,11 +359,6 @@ class PolicySpec:
         return self.name != FIXED
 
     @property
-    def timed(self) -> bool:
-        """Whether it uses the simulated time, which must then be the same in every run."""
-        return self.name == "mqgrad"
-
-    @property
     def bits(self) -> tuple[int, ...]:
         """Least and most bits that it may choose; none for fixed."""
         given = dict(self.given)

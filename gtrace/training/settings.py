@@ -120,8 +120,8 @@ class StudyOptions:
         steps = _chosen(self.steps, recipe.steps)
         policies = tuple(PolicySpec.parse(item) if isinstance(item, str) else item for item in self.policies)
         network = self.network
-        if any(policy.timed for policy in policies):
-            # Measured times would make runs differ.
+        if any(policy.name == "mqgrad" for policy in policies):
+            # It uses the simulated time, and measured times would make runs differ.
             network = network or _PAPER_NETWORK
             if network.compute is None:
                 network = replace(network, compute=DEFAULT_COMPUTE)

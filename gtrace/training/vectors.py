@@ -65,12 +65,14 @@ def count_nonfinite(values: Vector) -> int:
 
 def zero_nonfinite(values: Vector) -> Vector:
     """A copy with zeros instead of NaN and infinity."""
-    return _module(values).nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    module = _module(values)
+    return module.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def count_zeros(values: Vector) -> int:
     """Number of values that are exactly zero."""
-    return len(values) - int(_module(values).count_nonzero(values))
+    module = _module(values)
+    return len(values) - int(module.count_nonzero(values))
 
 
 def error_of(exact: Vector, decoded: Vector) -> tuple[float, float]:
@@ -109,4 +111,5 @@ def concatenated(vectors: Sequence[Vector]) -> Vector:
 
 def cut(whole: Vector, sizes: Sequence[int]) -> list[Vector]:
     """Undo :func:`concatenated`."""
-    return [whole[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+    stops = accumulate(sizes)
+    return [whole[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]

@@ -219,7 +219,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, channels, H, W) to scores (N, 10)."""
-        return self.fc(self.blocks(functional.relu(self.bn1(self.conv1(x)))).mean((2, 3)))
+        features = self.blocks(functional.relu(self.bn1(self.conv1(x))))
+        return self.fc(features.mean((2, 3)))
 
 
 class FashionResNet8(_Fashion):

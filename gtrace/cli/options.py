@@ -447,8 +447,6 @@ def codecs_with(specs: Sequence[str], options: Mapping[str, float | None]) -> li
     return [codec(spec, **{name: value for name, value in given.items() if name in known}) for spec, known in pairs]
 
 
-
-
 def print_json(value: Any) -> None:
     """One JSON document on stdout, with escapes for what a terminal would act on.
 

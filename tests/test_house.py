@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 246,
-    "lines": 76_331,
-    "functions of one statement": 1_185,
+    "files": 242,
+    "lines": 75_453,
+    "functions of one statement": 1_160,
     "of these below 100 lines, codecs and commands aside": 0,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,
-    "imports inside functions": 174,
+    "imports inside functions": 171,
     "cycles inside packages": 0,
     "class names used twice": 0,
     "definitions of encode and decode in codecs": 8,

@@ -24,8 +24,8 @@ WORDS = {
     ),
     "where there is": (r"\b[Ww]here (?:there|one|they|it)\b", 44, "if, when"),
     "tell, told": (
-        r"(?<!small to )\b(?:[Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b(?!\(\))",
-        29,
+        r"(?<!small to )(?<!cannot )\b(?:[Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b(?!\(\))",
+        16,
         "know, measure, estimate, show",
     ),
     "stands": (r"\b[Ss]tands?\b|\bstood\b", 23, "is, is shown in, means"),

@@ -19,7 +19,7 @@ from gtrace.capture.probe import ProbeOptions, ProbeTimings
 from gtrace.codecs import Codec, expecting
 from gtrace.codecs import codec as build_codec
 from gtrace.costs import Cluster, time_step
-from gtrace.errors import ScriptError, UsageError, check_folder, need_folder
+from gtrace.errors import ScriptError, UsageError, check_folder, keep_inputs, need_folder
 from gtrace.planning import Budget, Plan, curves_of, make_plan, save_plan
 from gtrace.report.analysis.families import PLAIN
 from gtrace.report.analysis.savings import PAYLOADS, Savings, savings_of_sweep
@@ -154,6 +154,8 @@ def advise(
         program.check()
     name = path.name.removesuffix(".zip").removesuffix(path.suffix) if is_trace else program.stem
     folder = folder or Path(f"{name}.advice")
+    if is_trace:
+        keep_inputs(folder, path)
     _prepare(folder, force=force)
     taken: dict[str, float] = {}
 

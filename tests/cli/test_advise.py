@@ -79,10 +79,12 @@ def test_an_earlier_advice_and_other_files_stay_until_there_are_new_results(advi
     assert (earlier / "sweep.db").read_bytes() != before["sweep.db"]
 
 
-def test_with_force_only_its_own_files_are_written_to_a_folder(advised, succeed, folder):
+def test_with_force_only_its_own_files_are_written_to_a_folder(advised, call, succeed, folder):
     trace = shutil.copytree(advised.folder / "train.advice" / "trace.zarr", folder / "run.zarr")
     succeed("advise --force -o . run.zarr")
-    succeed("advise --force -o run.zarr run.zarr")
+    for inside, said in (("run.zarr", "is what is being read"), ("run.zarr/advice", "is inside the trace")):
+        done = call(f"advise --force -o {inside} run.zarr")
+        assert (done.returncode, done.stderr.startswith(f"gtrace: {inside}: {said}")) == (2, True), done.stderr
     assert len(open_trace(trace).steps("0.weight")) == 32
 
 

@@ -204,6 +204,7 @@ def test_noise_that_makes_steps_of_adam_shorter_is_not_safe(costs):
         found = verdicts({"a": (1.0, 0.0), "b": (1e-4, 0.0)})
         assert [j.verdict for j in found.values()] == [verdict, "safe"]
         assert found["a"].close == (verdict != "safe")
+        assert found["a"].in_short == {"safe": "safe", "at risk": "at risk: steps"}[verdict]
         # Of four workers E is 2 + 8 / 4 and V is 8 / 4.
         remedy = "shortens Adam's steps by about a fifth (1.2 times the learning rate makes up for most of it)"
         assert found["a"].reason.endswith(remedy) == (verdict != "safe"), found["a"].reason
@@ -239,6 +240,7 @@ def test_a_bias_that_takes_much_of_each_step_is_at_risk(costs):
     # The bias of "b" has 0.9% of the energy: where the gradient is lost in its noise, so little may seem to take much.
     found = verdicts({"a": (0.0, 0.7), "b": (0.0, 0.08)}, signal=0.2)
     assert [(j.verdict, j.close) for j in found.values()] == [("at risk", False), ("cannot tell", False)]
+    assert [j.in_short for j in found.values()] == ["at risk: bias", "cannot tell"]
     assert found["a"].reason == "its bias takes about a fifth of each step's progress"
     assert "its error is a bias that takes 20% of a step's progress" in found["b"].reason
     costs(dataclasses.replace(made, lost=-made.lost))

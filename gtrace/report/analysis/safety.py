@@ -191,6 +191,16 @@ class Judgement:
     noise: float = 0.0
 
     @property
+    def in_short(self) -> str:
+        """The verdict, and what it comes from if the equivalent batch beside it does not show that."""
+        found, cause = self.prediction, ""
+        if found is None and self.verdict == "at risk":
+            cause = ": bias"
+        elif found is not None and found.shorter > SAFE_SHORTER and found.equivalent >= (1 - SAFE_COST) * found.batch:
+            cause = ": steps"
+        return f"{self.verdict}{cause}"
+
+    @property
     def close(self) -> bool:
         """Whether it is not safe only because the prediction has an interval, or Adam needs another learning rate."""
         found = self.prediction

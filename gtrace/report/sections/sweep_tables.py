@@ -65,7 +65,7 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: boo
         if one.method == "none" or not math.isfinite(one.error):
             return Cell("exact" if one.method == "none" else "not measured", mark="quiet")
         if known is not None and safety.known:
-            return Cell(known.verdict, mark=MARKS[known.verdict], hint=known.reason)
+            return Cell(known.in_short, mark=MARKS[known.verdict], hint=known.reason)
         limit = f"{ERROR_LIMIT:.0%}"
         return Cell(f"below {limit}", mark="best") if one.within else Cell(f"above {limit}")
 

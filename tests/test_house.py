@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
     "files": 242,
-    "lines": 75_465,
+    "lines": 75_472,
     "functions of one statement": 1_160,
     "of these below 100 lines, codecs and commands aside": 0,
     "functions above 8 parameters outside kernels": 0,

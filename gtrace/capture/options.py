@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, TypeAlias
 
-from gtrace.errors import UsageError, suggest
+from gtrace.errors import OutputExistsError, UsageError, suggest
 from gtrace.settings import KINDS, documented, option
 from gtrace.torch_hooks.processes import launched_place
 from gtrace.trace.files import HDF5_SUFFIXES, attributes_of, check_place
@@ -377,11 +377,18 @@ def _check_place(path: Path, *, force: bool, run: str | None, first: bool) -> No
     """Find what would prevent the trace: before a long training run, not after it."""
     if path.suffix not in (".zarr", *HDF5_SUFFIXES):
         raise UsageError(f"{path}: a trace ends in .zarr or .h5; choose another name")
-    attrs = attributes_of(path) or {}
-    # A rank that exists too early is from an earlier launch with the same --rdzv-id and port.
-    earlier = first and os.path.lexists(path / f"rank{launched_place().rank or 0:05d}")
-    # Another process of this run may have been quicker.
-    if run is None or attrs.get("run") != run or earlier:
-        check_place(path, force=force)
+
+    def has_begun() -> bool:
+        # A rank that exists too early is from an earlier launch with the same --rdzv-id and port.
+        earlier = first and os.path.lexists(path / f"rank{launched_place().rank or 0:05d}")
+        return run is not None and (attributes_of(path) or {}).get("run") == run and not earlier
+
+    # Another process of this run may have been quicker, also between two looks.
+    if not has_begun():
+        try:
+            check_place(path, force=force)
+        except OutputExistsError:
+            if not has_begun():
+                raise
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{path}: the folder {path.parent} cannot be written; choose another place")

@@ -12,11 +12,13 @@ import pytest
 import zarr
 from helpers_trace import SUFFIXES
 
+from gtrace.capture.options import capture_options
 from gtrace.errors import OutputExistsError, TraceError
 from gtrace.trace import create_trace, open_trace, shared
 from gtrace.trace.check import repair_trace
 from gtrace.trace.choose import agreement
 from gtrace.trace.convert import pack_trace
+from gtrace.trace.files import attributes_of
 from gtrace.trace.shared import belongs_to, join_trace, parts, settle
 
 
@@ -267,3 +269,18 @@ def test_a_later_launch_of_the_same_name_does_not_join(path):
     assert join(path, 0)[1] == 2
     for rank in (1, 0):
         assert join(path, rank, first=True, force=True)[1] == rank
+
+
+@pytest.mark.parametrize("run", ["token", "another"])
+def test_a_process_of_the_same_run_may_begin_between_two_looks(path, monkeypatch, run):
+    def looked(place):
+        # The other one makes the trace after this look.
+        monkeypatch.setattr("gtrace.capture.options.attributes_of", attributes_of)
+        join(place, rank=0, run="token")
+
+    monkeypatch.setattr("gtrace.capture.options.attributes_of", looked)
+    if run == "token":
+        assert capture_options(path, run=run).path == path
+    else:
+        with pytest.raises(OutputExistsError):
+            capture_options(path, run=run)

@@ -48,8 +48,9 @@ same criteria. AdamW's "trace" predicts losses, as "model" does: a ratio leaves 
 The number and order of the seeds followed the time that was left. "measured 43 or less" in a table is not among the
 criteria, nor are the ends of the intervals, whose width was chosen by them.
 
-ADDED later: the verdict that ``gtrace report`` gives on each point. That the likely value convicts a codec, that a bias
-or shorter steps do, and from which number of steps on, was chosen with these points; a tenth was the limit before.
+ADDED later: the verdict on each point that follows from what is predicted. That the likely value convicts a codec, that
+a bias or shorter steps do, and from which number of steps on, was chosen with these points; a tenth was the limit
+before.
 """
 
 import argparse
@@ -830,7 +831,10 @@ def highest(found, spec, horizon):
 
 
 def verdict(found, spec, horizon):
-    """What ``gtrace report`` would call a codec that trains for so long."""
+    """What a codec that trains for so long is called by its prediction.
+
+    A report also looks at the energy of its bias and of its noise, and at the plain ratio where nothing is predicted.
+    """
     costs = dataclasses.replace(found.swept[spec in WHOLE], batch=BATCH, tokens=found.terms)
     outlook = Outlook(why="", costs=costs, dynamics=found.dynamics, horizon=horizon, batch=BATCH)
     return verdict_on(outlook.predict(str(codec(spec))), horizon)

@@ -186,7 +186,6 @@ def test_gradients_that_are_handed_over(path):
     assert session.finish("complete").functional == 5
 
 
-@pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="torch before 2.3")
 def test_weights_that_are_swapped_stay_those_of_one_model(path):
     """torch refuses to swap tensors with weak references."""
     with Captured(path) as run:

@@ -177,7 +177,6 @@ def test_threads_that_train_at_once_start_one_writer(path, monkeypatch):
     assert [run.trace.scalars(optimizer=number)["step"].size for number in (0, 1)] == [4, 4]
 
 
-@pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="torch before 2.3")
 @pytest.mark.parametrize("noise", [False, True])
 def test_tensors_that_the_program_swaps(path, noise):
     """torch refuses those with weak references: by itself, and when it moves models of tensor subclasses."""

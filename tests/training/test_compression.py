@@ -153,7 +153,6 @@ def test_a_group_that_is_added_leaves_earlier_names_and_their_memory(net):
     assert len(names) == 6
 
 
-@pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="torch before 2.3")
 def test_parameters_that_are_swapped_keep_their_names_and_memory(net):
     """torch refuses to swap tensors with weak references."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -205,7 +205,6 @@ def test_models_with_equal_names_and_models_that_come_and_go_have_states_of_thei
     assert sum(one.sizes.values()) == 2 * 408 + 51 * (8 + 9 + 10 + 11)
 
 
-@pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="torch before 2.3")
 @pytest.mark.parametrize("every", [None, 2])
 def test_a_program_may_swap_parameters_and_have_one_in_a_group_twice(training, every):
     """torch refuses to swap tensors with weak references, and warns of a parameter that is in a group twice."""
